@@ -1,0 +1,347 @@
+//! Records that cross from the kernel to user space.
+//!
+//! Every record is one cache line ([`RECORD_BYTES`]) and begins with a [`Head`], so a recording is a plain
+//! array and a reader can step over kinds it does not know. All times are `CLOCK_MONOTONIC` nanoseconds of the
+//! machine that recorded them (`bpf_ktime_get_ns`). Fields are fixed-width integers; zero in an address, port or
+//! pointer means "the kernel did not say".
+#![no_std]
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Size of every kernel record in bytes.
+pub const RECORD_BYTES: usize = 64;
+
+/// Number of loss counters per CPU: one per record kind.
+pub const KINDS: usize = 32;
+
+/// Values of [`Head::kind`].
+pub mod kind {
+    /// [`Switch`](super::Switch) from `sched_switch`.
+    pub const SWITCH: u8 = 1;
+    /// [`Wake`](super::Wake) from `sched_waking`, in the waker's context.
+    pub const WAKING: u8 = 2;
+    /// [`Wake`](super::Wake) from `sched_wakeup` or `sched_wakeup_new`: the task is on a run queue now.
+    pub const WAKEUP: u8 = 3;
+    /// [`Wake`](super::Wake) from `sched_migrate_task`: `target_cpu` is the destination.
+    pub const MIGRATE: u8 = 4;
+    /// [`Span`](super::Span) of one hard interrupt handler; `number` is the Linux irq.
+    pub const IRQ: u8 = 5;
+    /// [`Span`](super::Span) of one softirq; `number` is the vector (`NET_RX` is 3).
+    pub const SOFTIRQ: u8 = 6;
+    /// [`Span`](super::Span) of one interrupt that bypasses `irq_handler_entry` (x86 local timer, IPIs);
+    /// `number` is the vector.
+    pub const VECTOR: u8 = 7;
+    /// [`Packet`](super::Packet) leaves the stack for a device (`net_dev_start_xmit`).
+    pub const TRANSMIT: u8 = 8;
+    /// [`Packet`](super::Packet) enters the stack from a device (`netif_receive_skb`).
+    pub const RECEIVE: u8 = 9;
+    /// [`Packet`](super::Packet) dropped by the stack (`kfree_skb`); `reason` is the kernel's enum value.
+    pub const DROP: u8 = 10;
+    /// [`Socket`](super::Socket) changes state (`inet_sock_set_state`).
+    pub const STATE: u8 = 11;
+    /// [`Socket`](super::Socket) sends a segment again (`tcp_retransmit_skb`).
+    pub const RETRANSMIT: u8 = 12;
+    /// [`Socket`](super::Socket) (a request socket) sends its SYN-ACK again (`tcp_retransmit_synack`).
+    pub const RETRANSMIT_SYNACK: u8 = 13;
+    /// [`Socket`](super::Socket) sends a reset (`tcp_send_reset`).
+    pub const RESET_SENT: u8 = 14;
+    /// [`Socket`](super::Socket) received a reset (`tcp_receive_reset`).
+    pub const RESET_RECEIVED: u8 = 15;
+    /// [`Socket`](super::Socket) whose delayed-ACK timer fired; only `socket` and `Head` are set.
+    pub const DELAYED_ACK_TIMER: u8 = 16;
+    /// [`Socket`](super::Socket) whose retransmission timer fired; only `socket` and `Head` are set.
+    pub const WRITE_TIMER: u8 = 17;
+    /// [`Beat`](super::Beat) of the per-CPU perf cpu-clock.
+    pub const BEAT: u8 = 18;
+    /// [`Loss`](super::Loss): records of one kind that could not be stored. Written by the drain.
+    pub const LOSS: u8 = 31;
+}
+
+/// Bits of [`Head::flags`].
+pub mod flag {
+    /// `SWITCH`: the kernel called the switch a preemption.
+    pub const PREEMPT: u8 = 1;
+    /// `SWITCH`: the outgoing task's cgroup was out of CPU quota (`cfs_rq.throttle_count` not zero).
+    pub const THROTTLED: u8 = 2;
+    /// The record carries a live steal counter; without it `steal_ns` says nothing.
+    pub const STEAL_KNOWN: u8 = 4;
+}
+
+/// What every record begins with.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Head {
+    /// When, `CLOCK_MONOTONIC` ns. For spans this is the end.
+    pub at_ns: u64,
+    /// Which record: a value of [`kind`].
+    pub kind: u8,
+    /// Bits of [`flag`].
+    pub flags: u8,
+    /// CPU that stored the record.
+    pub cpu: u16,
+    /// Thread id that was current on `cpu`: in packet and interrupt records a bystander, not the cause.
+    pub tid: u32,
+}
+
+/// One context switch. `head.tid` is the thread that leaves the CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Switch {
+    /// Time, CPU and outgoing thread.
+    pub head: Head,
+    /// The hypervisor's steal counter of this CPU, ns since boot.
+    pub steal_ns: u64,
+    /// Name of the incoming thread, NUL padded.
+    pub next_comm: [u8; 16],
+    /// Incoming thread id; 0 is the idle task.
+    pub next_tid: u32,
+    /// Process of the incoming thread.
+    pub next_tgid: u32,
+    /// Kernel priority of the incoming thread: below 100 is real-time, 120 is nice 0.
+    pub next_prio: u32,
+    /// State of the outgoing thread (`TASK_*` bits); 0 means it still wants to run.
+    pub prev_state: u32,
+    /// Zero.
+    pub reserved: [u32; 2],
+}
+
+/// A thread becomes runnable or moves between run queues.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Wake {
+    /// Time and place of the waker.
+    pub head: Head,
+    /// The hypervisor's steal counter of this CPU, ns since boot.
+    pub steal_ns: u64,
+    /// The thread that is woken or moved.
+    pub target_tid: u32,
+    /// `WAKEUP` and `MIGRATE`: the CPU whose queue it joins. `WAKING`: the CPU it last ran on.
+    pub target_cpu: u32,
+    /// Name of the thread that wakes it, NUL padded.
+    pub waker_comm: [u8; 16],
+    /// Zero.
+    pub reserved: [u64; 2],
+}
+
+/// Time an interrupt took from whatever ran there. `head.at_ns` is its end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Span {
+    /// End of the span, and where it ran.
+    pub head: Head,
+    /// The hypervisor's steal counter of this CPU at the end, ns since boot.
+    pub steal_ns: u64,
+    /// Begin of the span, ns.
+    pub start_ns: u64,
+    /// Softirq only: when the vector was first raised since it last ran, ns; 0 if not seen.
+    pub raised_ns: u64,
+    /// Linux irq number, softirq vector, or processor vector, by kind.
+    pub number: u32,
+    /// Zero.
+    pub reserved: [u32; 5],
+}
+
+/// One TCP segment at the border between stack and device, or its drop.
+///
+/// Addresses are IPv4 in network order as a native `u32`; an IPv6 address is folded by XOR of its four words.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Packet {
+    /// When and on which CPU.
+    pub head: Head,
+    /// Inode number of the device's network namespace.
+    pub netns: u32,
+    /// Source address.
+    pub source: u32,
+    /// Destination address.
+    pub destination: u32,
+    /// Source port, host order.
+    pub source_port: u16,
+    /// Destination port, host order.
+    pub destination_port: u16,
+    /// TCP sequence number.
+    pub sequence: u32,
+    /// TCP acknowledgement number.
+    pub acknowledgement: u32,
+    /// TCP payload bytes in this skb: more than one segment's worth under GSO or GRO.
+    pub payload_bytes: u32,
+    /// TCP flag byte: FIN 1, SYN 2, RST 4, PSH 8, ACK 16.
+    pub tcp_flags: u8,
+    /// 4 or 6.
+    pub ip_version: u8,
+    /// TCP window field, unscaled.
+    pub window: u16,
+    /// `DROP`: value of the kernel's `enum skb_drop_reason`.
+    pub reason: u32,
+    /// Zero.
+    pub reserved: [u32; 3],
+}
+
+/// An event of one socket.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Socket {
+    /// When and on which CPU.
+    pub head: Head,
+    /// Kernel address of the socket: an identity within one boot, never followed.
+    pub socket: u64,
+    /// Inode number of the socket's network namespace.
+    pub netns: u32,
+    /// Local address, as in [`Packet`].
+    pub local: u32,
+    /// Remote address, as in [`Packet`].
+    pub remote: u32,
+    /// Local port, host order; 0 before the kernel has chosen one.
+    pub local_port: u16,
+    /// Remote port, host order.
+    pub remote_port: u16,
+    /// `STATE`: TCP state left (kernel numbering: ESTABLISHED 1, `SYN_SENT` 2, ... `LISTEN` 10, `NEW_SYN_RECV` 12).
+    pub old_state: u32,
+    /// `STATE`: TCP state entered.
+    pub new_state: u32,
+    /// `RETRANSMIT`: first sequence number sent again.
+    pub sequence: u32,
+    /// `RETRANSMIT`: bytes sent again.
+    pub bytes: u32,
+    /// Zero.
+    pub reserved: [u32; 2],
+}
+
+/// One beat of the per-CPU perf cpu-clock. A beat that is late by much says the CPU was away.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Beat {
+    /// When, on which CPU, and which thread it interrupted (0: idle).
+    pub head: Head,
+    /// The hypervisor's steal counter of this CPU, ns since boot.
+    pub steal_ns: u64,
+    /// Zero.
+    pub reserved: [u64; 5],
+}
+
+/// Records of one kind that one CPU could not store. `head.cpu` lost them; `head.at_ns` ends the window.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Loss {
+    /// End of the window in which the losses happened, and the CPU that lost.
+    pub head: Head,
+    /// Begin of that window, ns.
+    pub start_ns: u64,
+    /// How many.
+    pub count: u64,
+    /// Kind of the lost records.
+    pub lost_kind: u32,
+    /// Zero.
+    pub reserved: [u32; 7],
+}
+
+macro_rules! assert_record {
+    ($($name:ident),*) => { $(
+        const _: () = assert!(size_of::<$name>() == RECORD_BYTES && align_of::<$name>() == 8);
+    )* };
+}
+assert_record!(Switch, Wake, Span, Packet, Socket, Beat, Loss);
+
+/// Where members lie in the running kernel's structs, in bytes; resolved by name from its BTF.
+///
+/// [`ABSENT`] means the kernel has no such member; the program that needs it is then not loaded, or leaves the
+/// field zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offsets {
+    /// `task_struct.pid`.
+    pub task_pid: u32,
+    /// `task_struct.tgid`.
+    pub task_tgid: u32,
+    /// `task_struct.comm`.
+    pub task_comm: u32,
+    /// `task_struct.prio`.
+    pub task_prio: u32,
+    /// `task_struct.se.cfs_rq`.
+    pub task_cfs_rq: u32,
+    /// `cfs_rq.rq`.
+    pub cfs_rq_rq: u32,
+    /// `cfs_rq.throttle_count`.
+    pub cfs_rq_throttle_count: u32,
+    /// `rq.cpu`.
+    pub rq_cpu: u32,
+    /// Per-CPU offset of `runqueues`.
+    pub percpu_runqueues: u32,
+    /// Per-CPU offset of the hypervisor's counter (x86 `steal_time`, arm64 `stolen_time_region`).
+    pub percpu_steal: u32,
+    /// x86: `kvm_steal_time.steal`. arm64: offset of `stolen_time` in the shared page.
+    pub steal_field: u32,
+    /// 1 where the per-CPU variable holds a pointer to the shared page (arm64), 0 where it is the page (x86).
+    pub steal_is_pointer: u32,
+    /// `sk_buff.head`.
+    pub skb_head: u32,
+    /// `sk_buff.data`.
+    pub skb_data: u32,
+    /// `sk_buff.len`.
+    pub skb_len: u32,
+    /// `sk_buff.network_header`.
+    pub skb_network_header: u32,
+    /// `sk_buff.protocol`.
+    pub skb_protocol: u32,
+    /// `sk_buff.dev`.
+    pub skb_dev: u32,
+    /// `net_device.nd_net.net`.
+    pub device_net: u32,
+    /// `net.ns.inum`.
+    pub net_inum: u32,
+    /// `sock_common.skc_net.net`.
+    pub sock_net: u32,
+    /// `sock_common.skc_family`.
+    pub sock_family: u32,
+    /// `sock_common.skc_num` (local port, host order).
+    pub sock_local_port: u32,
+    /// `sock_common.skc_dport` (remote port, network order).
+    pub sock_remote_port: u32,
+    /// `sock_common.skc_rcv_saddr`.
+    pub sock_local: u32,
+    /// `sock_common.skc_daddr`.
+    pub sock_remote: u32,
+    /// `sock_common.skc_v6_rcv_saddr`.
+    pub sock_local6: u32,
+    /// `sock_common.skc_v6_daddr`.
+    pub sock_remote6: u32,
+    /// `tcp_skb_cb.seq` from the begin of an `sk_buff`: `sk_buff.cb` plus the member.
+    pub skb_tcp_sequence: u32,
+    /// `timer_list.function`.
+    pub timer_function: u32,
+    /// From a socket to its delayed-ACK timer.
+    pub sock_delayed_ack_timer: u32,
+    /// From a socket to its retransmission timer.
+    pub sock_write_timer: u32,
+}
+
+impl Offsets {
+    /// Nothing resolved.
+    pub const ABSENT: Self = {
+        // SAFETY: every member is a u32, for which all bit patterns are valid; all ones is `ABSENT`.
+        unsafe { core::mem::transmute::<[u8; size_of::<Self>()], Self>([0xff; size_of::<Self>()]) }
+    };
+}
+
+/// A member the running kernel does not have.
+pub const ABSENT: u32 = u32::MAX;
+
+/// What user space asks of the programs, fixed at load.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Address of `tcp_delack_timer`, 0 if unknown.
+    pub delayed_ack_function: u64,
+    /// Address of `tcp_write_timer`, 0 if unknown.
+    pub write_timer_function: u64,
+    /// Bitmap of the CPUs whose scheduler and interrupt records are stored.
+    pub cpus: [u64; CPU_WORDS],
+    /// Struct offsets of the running kernel.
+    pub offsets: Offsets,
+}
+
+/// Words in [`Settings::cpus`]: room for 1,024 CPUs.
+pub const CPU_WORDS: usize = 16;
+
+/// Words in the port filter map: one bit a port.
+pub const PORT_WORDS: u32 = 1024;

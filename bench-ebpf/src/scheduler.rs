@@ -1,0 +1,107 @@
+//! Who ran where, who was woken, and the cpu-clock heartbeat.
+
+use aya_ebpf::{
+    EbpfContext,
+    helpers::{bpf_get_current_comm, bpf_get_smp_processor_id},
+    macros::{btf_tracepoint, perf_event},
+    programs::{BtfTracePointContext, PerfEventContext},
+};
+use pqtail_common::{ABSENT, Beat, Switch, Wake, flag, kind};
+
+use crate::{
+    emit::{emit, head, with_steal},
+    read::{field, pointer},
+    settings::{cpu_is_recorded, offset, thread_is_recorded},
+};
+
+/// `(bool preempt, task_struct *prev, task_struct *next, unsigned int prev_state)`
+#[btf_tracepoint(function = "sched_switch")]
+fn sched_switch(ctx: BtfTracePointContext) -> i32 {
+    let mut record = Switch { head: head(&ctx, kind::SWITCH), ..zeroed() };
+    if !cpu_is_recorded(u32::from(record.head.cpu)) {
+        return 0;
+    }
+    let preempt: u32 = ctx.arg(0);
+    let prev: u64 = ctx.arg(1);
+    let next: u64 = ctx.arg(2);
+    record.prev_state = ctx.arg(3);
+    if preempt & 0xff != 0 {
+        record.head.flags |= flag::PREEMPT;
+    }
+    // Only a task that still wants to run can be off its CPU because its cgroup has no quota left.
+    if record.prev_state == 0 && offset!(cfs_rq_throttle_count) != ABSENT && is_throttled(prev) {
+        record.head.flags |= flag::THROTTLED;
+    }
+    record.next_tid = field(next, offset!(task_pid)).unwrap_or(0);
+    record.next_tgid = field(next, offset!(task_tgid)).unwrap_or(0);
+    record.next_prio = field(next, offset!(task_prio)).unwrap_or(0);
+    record.next_comm = field(next, offset!(task_comm)).unwrap_or([0; 16]);
+    with_steal(&mut record.head, &mut record.steal_ns);
+    emit(kind::SWITCH, &record);
+    0
+}
+
+#[inline(always)]
+fn is_throttled(task: u64) -> bool {
+    let Some(cfs_rq) = pointer(task, offset!(task_cfs_rq)) else { return false };
+    field::<u32>(cfs_rq, offset!(cfs_rq_throttle_count)).unwrap_or(0) != 0
+}
+
+/// `(task_struct *p)`, in the waker's context, before the target is on any queue.
+#[btf_tracepoint(function = "sched_waking")]
+fn sched_waking(ctx: BtfTracePointContext) -> i32 {
+    wake(&ctx, kind::WAKING, None)
+}
+
+/// `(task_struct *p)`, on the CPU whose queue the target joined.
+#[btf_tracepoint(function = "sched_wakeup")]
+fn sched_wakeup(ctx: BtfTracePointContext) -> i32 {
+    wake(&ctx, kind::WAKEUP, None)
+}
+
+/// `(task_struct *p)`, for a thread's first wake-up.
+#[btf_tracepoint(function = "sched_wakeup_new")]
+fn sched_wakeup_new(ctx: BtfTracePointContext) -> i32 {
+    wake(&ctx, kind::WAKEUP, None)
+}
+
+/// `(task_struct *p, int dest_cpu)`
+#[btf_tracepoint(function = "sched_migrate_task")]
+fn sched_migrate_task(ctx: BtfTracePointContext) -> i32 {
+    wake(&ctx, kind::MIGRATE, Some(ctx.arg(1)))
+}
+
+#[inline(always)]
+fn wake(ctx: &BtfTracePointContext, kind: u8, destination: Option<u32>) -> i32 {
+    let target: u64 = ctx.arg(0);
+    let target_tid: u32 = field(target, offset!(task_pid)).unwrap_or(0);
+    if !thread_is_recorded(target_tid) {
+        return 0;
+    }
+    let mut record = Wake { head: head(ctx, kind), target_tid, ..zeroed() };
+    // The target's own CPU field moves between kernels; wakeup fires on that CPU, and waking is about the waker.
+    record.target_cpu = destination.unwrap_or_else(|| u32::from(record.head.cpu));
+    record.waker_comm = bpf_get_current_comm().unwrap_or([0; 16]);
+    with_steal(&mut record.head, &mut record.steal_ns);
+    emit(kind, &record);
+    0
+}
+
+/// One beat of this CPU's cpu-clock.
+#[perf_event]
+fn heartbeat(ctx: PerfEventContext) -> i32 {
+    // SAFETY: a plain helper.
+    if !cpu_is_recorded(unsafe { bpf_get_smp_processor_id() }) {
+        return 0;
+    }
+    let mut record = Beat { head: head(&ctx, kind::BEAT), ..zeroed() };
+    record.head.tid = ctx.pid();
+    with_steal(&mut record.head, &mut record.steal_ns);
+    emit(kind::BEAT, &record);
+    0
+}
+
+#[inline(always)]
+fn zeroed<T: Default>() -> T {
+    T::default()
+}

@@ -1,0 +1,59 @@
+//! The hypervisor's live steal counter of this CPU.
+//!
+//! `rq->prev_steal_time` is only brought up to date at ticks and does not exist in every kernel, so the shared
+//! page itself is read: the run queue's address, minus the per-CPU offset of `runqueues`, plus that of the counter.
+
+use aya_ebpf::{helpers::bpf_get_current_task, macros::map, maps::PerCpuArray};
+use pqtail_common::ABSENT;
+
+use crate::{
+    read::{field, pointer},
+    settings::offset,
+};
+
+/// Address of this CPU's counter: 0 not looked for yet, [`NONE`] not offered.
+#[map]
+static STEAL_ADDRESS: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
+
+const NONE: u64 = 1;
+
+/// Steal of `cpu` (which must be this CPU) in ns since boot; `None` where the hypervisor offers no counter.
+#[inline(always)]
+pub(crate) fn counter_ns(cpu: u32) -> Option<u64> {
+    if offset!(percpu_steal) == ABSENT {
+        return None;
+    }
+    let cached = STEAL_ADDRESS.get_ptr_mut(0)?;
+    // SAFETY: a per-CPU slot; a racing interrupt would store the same value.
+    let mut address = unsafe { *cached };
+    if address == 0 {
+        address = find(cpu)?;
+        // SAFETY: as above.
+        unsafe { *cached = address };
+    }
+    if address == NONE {
+        return None;
+    }
+    field::<u64>(address, 0)
+}
+
+#[inline(always)]
+fn find(cpu: u32) -> Option<u64> {
+    // SAFETY: a plain helper.
+    let task = unsafe { bpf_get_current_task() };
+    let cfs_rq = pointer(task, offset!(task_cfs_rq))?;
+    let rq = pointer(cfs_rq, offset!(cfs_rq_rq))?;
+    // A task about to migrate could name another CPU's queue: then try again at the next record.
+    if field::<u32>(rq, offset!(rq_cpu))? != cpu {
+        return None;
+    }
+    let variable =
+        rq.wrapping_sub(u64::from(offset!(percpu_runqueues))).wrapping_add(u64::from(offset!(percpu_steal)));
+    if offset!(steal_is_pointer) == 0 {
+        return Some(variable.wrapping_add(u64::from(offset!(steal_field))));
+    }
+    match field::<u64>(variable, 0)? {
+        0 => Some(NONE),
+        page => Some(page.wrapping_add(u64::from(offset!(steal_field)))),
+    }
+}

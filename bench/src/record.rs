@@ -1,0 +1,11 @@
+//! The on-disk schema: where the collecting half and the analysing half meet.
+//!
+//! A run's folder holds one [`manifest::Manifest`] and, per host and trial, recordings of fixed-size records in the
+//! container of [`stream`].
+
+pub mod manifest;
+pub mod stamps;
+pub mod stream;
+
+/// Version of everything below a results folder. A reader refuses any other and names both.
+pub const SCHEMA: u32 = 1;

@@ -1,0 +1,313 @@
+//! The container of a recording: a self-describing header, then checksummed chunks of fixed-size records.
+//!
+//! ```text
+//! "PQTAIL\r\n"  header_bytes:u32  crc32:u32  header (JSON)
+//! "CHNK"  raw_bytes:u32  stored_bytes:u32  crc32:u32  LZ4 block      (repeated)
+//! "END."  records:u64  crc32 of that count:u32                        (absent if the writer was cut off)
+//! ```
+//!
+//! Integers are little-endian. A cut recording is readable up to its last whole chunk, a chunk whose checksum fails
+//! is skipped and counted; neither is silent: [`Recording`] says what is missing.
+
+use std::{
+    fs::File,
+    io::{self, BufReader, Read, Write},
+    marker::PhantomData,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::SCHEMA;
+
+const MAGIC: &[u8; 8] = b"PQTAIL\r\n";
+const CHUNK: &[u8; 4] = b"CHNK";
+const END: &[u8; 4] = b"END.";
+
+/// Raw bytes after which a chunk is closed. Also the most that a killed writer can lose besides its last flush.
+pub const CHUNK_BYTES: usize = 256 * 1024;
+
+/// No honest header or chunk is larger; a reader allocates no more on a file's word.
+const HEADER_BYTES_MAX: usize = 64 * 1024;
+const CHUNK_BYTES_MAX: usize = 4 * CHUNK_BYTES;
+
+/// What a recording holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StreamKind {
+    /// [`pqtail_common`] records of one machine's kernel.
+    Kernel,
+    /// [`RequestStamps`](super::stamps::RequestStamps) of the load generator.
+    Requests,
+    /// [`ConnectionStamps`](super::stamps::ConnectionStamps) of the embedded server.
+    Connections,
+}
+
+/// First block of every recording.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamHeader {
+    /// Must be [`SCHEMA`].
+    pub schema: u32,
+    /// What the records are.
+    pub kind: StreamKind,
+    /// Bytes of one record.
+    pub record_bytes: u32,
+    /// Trial the recording belongs to.
+    pub trial: u32,
+    /// Which boot of which kernel: times of different boots must never be mixed.
+    pub boot_id: String,
+}
+
+/// Writes one recording.
+#[derive(Debug)]
+pub struct Writer<T> {
+    file: File,
+    path: PathBuf,
+    buffer: Vec<u8>,
+    records: u64,
+    stored_bytes: u64,
+    record: PhantomData<T>,
+}
+
+impl<T: IntoBytes + Immutable> Writer<T> {
+    /// Creates the file and writes its header.
+    ///
+    /// # Errors
+    /// When the file cannot be created or written.
+    pub fn create(path: &Path, kind: StreamKind, trial: u32) -> anyhow::Result<Self> {
+        let header = StreamHeader {
+            schema: SCHEMA,
+            kind,
+            record_bytes: size_of::<T>() as u32,
+            trial,
+            boot_id: boot_id(),
+        };
+        let file = File::create(path).with_context(|| format!("create the recording {}", path.display()))?;
+        let json = serde_json::to_vec(&header)?;
+        let mut writer = Self {
+            file,
+            path: path.to_owned(),
+            buffer: Vec::with_capacity(CHUNK_BYTES + size_of::<T>()),
+            records: 0,
+            stored_bytes: 0,
+            record: PhantomData,
+        };
+        let mut block = Vec::with_capacity(json.len() + 16);
+        block.extend_from_slice(MAGIC);
+        block.extend_from_slice(&(json.len() as u32).to_le_bytes());
+        block.extend_from_slice(&crc32fast::hash(&json).to_le_bytes());
+        block.extend_from_slice(&json);
+        writer.store(&block)?;
+        Ok(writer)
+    }
+
+    /// Appends one record; a full chunk goes to the file.
+    ///
+    /// # Errors
+    /// When the disk takes no more.
+    pub fn push(&mut self, record: &T) -> anyhow::Result<()> {
+        self.buffer.extend_from_slice(record.as_bytes());
+        self.records += 1;
+        if self.buffer.len() >= CHUNK_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    /// Appends many records that are already bytes of whole `T`s.
+    ///
+    /// # Errors
+    /// When the disk takes no more.
+    ///
+    /// # Panics
+    /// If `bytes` is not a whole number of records.
+    pub fn push_bytes(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        assert!(bytes.len().is_multiple_of(size_of::<T>()), "whole records only");
+        self.buffer.extend_from_slice(bytes);
+        self.records += (bytes.len() / size_of::<T>()) as u64;
+        if self.buffer.len() >= CHUNK_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    /// Closes the chunk under way, so that a reader of the file sees all records so far.
+    ///
+    /// # Errors
+    /// When the disk takes no more.
+    pub fn flush(&mut self) -> anyhow::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let compressed = lz4_flex::block::compress(&self.buffer);
+        let mut block = Vec::with_capacity(compressed.len() + 16);
+        block.extend_from_slice(CHUNK);
+        block.extend_from_slice(&(self.buffer.len() as u32).to_le_bytes());
+        block.extend_from_slice(&(compressed.len() as u32).to_le_bytes());
+        block.extend_from_slice(&crc32fast::hash(&compressed).to_le_bytes());
+        block.extend_from_slice(&compressed);
+        self.buffer.clear();
+        self.store(&block)
+    }
+
+    /// Closes the recording with its end mark. Without this call it reads as cut.
+    ///
+    /// # Errors
+    /// When the disk takes no more.
+    pub fn finish(mut self) -> anyhow::Result<Written> {
+        self.flush()?;
+        let count = self.records.to_le_bytes();
+        let mut block = END.to_vec();
+        block.extend_from_slice(&count);
+        block.extend_from_slice(&crc32fast::hash(&count).to_le_bytes());
+        self.store(&block)?;
+        Ok(Written { records: self.records, bytes: self.stored_bytes })
+    }
+
+    fn store(&mut self, block: &[u8]) -> anyhow::Result<()> {
+        self.file.write_all(block).with_context(|| {
+            format!("write the recording {}: what was stored before stays readable", self.path.display())
+        })?;
+        self.stored_bytes += block.len() as u64;
+        Ok(())
+    }
+}
+
+/// Size of a finished recording.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Written {
+    /// Records stored.
+    pub records: u64,
+    /// Bytes on disk.
+    pub bytes: u64,
+}
+
+/// A recording in memory, with what is known to be missing.
+#[derive(Clone, Debug)]
+pub struct Recording<T> {
+    /// What the file says of itself.
+    pub header: StreamHeader,
+    /// The records, in the order in which they were stored.
+    pub records: Vec<T>,
+    /// Whether the end mark is missing: the writer was cut off.
+    pub cut: bool,
+    /// Chunks whose checksum failed.
+    pub damaged_chunks: u64,
+}
+
+impl<T: FromBytes + Immutable> Recording<T> {
+    /// Reads a recording file.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is no recording, has another schema version, or holds other records. A cut or
+    /// damaged recording is no error: see [`Recording::cut`] and [`Recording::damaged_chunks`].
+    pub fn open(path: &Path, kind: StreamKind) -> anyhow::Result<Self> {
+        let file = File::open(path).with_context(|| format!("open the recording {}", path.display()))?;
+        Self::read(BufReader::with_capacity(CHUNK_BYTES, file), kind)
+            .with_context(|| format!("read the recording {}", path.display()))
+    }
+
+    /// Reads a recording from any source. Memory is bounded by the source's length times LZ4's largest ratio, and each
+    /// chunk by a constant.
+    ///
+    /// # Errors
+    /// As [`Recording::open`].
+    pub fn read(mut source: impl Read, kind: StreamKind) -> anyhow::Result<Self> {
+        let header = read_header(&mut source)?;
+        ensure!(
+            header.kind == kind && header.record_bytes as usize == size_of::<T>(),
+            "it holds {:?} records of {} bytes where {kind:?} records of {} bytes are expected",
+            header.kind,
+            header.record_bytes,
+            size_of::<T>()
+        );
+        let mut recording = Self { header, records: Vec::new(), cut: true, damaged_chunks: 0 };
+        while let Some(block) = read_block(&mut source)? {
+            match block {
+                Block::End => {
+                    recording.cut = false;
+                    break;
+                }
+                Block::Damaged => recording.damaged_chunks += 1,
+                Block::Records(bytes) => {
+                    let whole = bytes.len() - bytes.len() % size_of::<T>();
+                    let records = bytes[..whole].chunks_exact(size_of::<T>());
+                    recording.records.extend(records.map(|each| T::read_from_bytes(each).expect("sized")));
+                    recording.damaged_chunks += u64::from(whole != bytes.len());
+                }
+            }
+        }
+        Ok(recording)
+    }
+}
+
+enum Block {
+    Records(Vec<u8>),
+    Damaged,
+    End,
+}
+
+fn read_header(source: &mut impl Read) -> anyhow::Result<StreamHeader> {
+    let mut fixed = [0; 16];
+    if !fill(source, &mut fixed)? || &fixed[..8] != MAGIC {
+        bail!("it is not a recording of this program: it does not begin with its mark");
+    }
+    let length = u32_at(&fixed, 8) as usize;
+    ensure!(length <= HEADER_BYTES_MAX, "its header claims {length} bytes: the file is damaged");
+    let mut json = vec![0; length];
+    ensure!(fill(source, &mut json)?, "it ends inside its header: nothing was recorded");
+    ensure!(crc32fast::hash(&json) == u32_at(&fixed, 12), "its header's checksum fails: the file is damaged");
+    // The version is read alone first: the rest of a foreign header may have any shape.
+    #[derive(Deserialize)]
+    struct Version {
+        schema: u32,
+    }
+    let version: Version = serde_json::from_slice(&json).context("its header has no schema version")?;
+    ensure!(
+        version.schema == SCHEMA,
+        "it has schema version {}, this pqtail reads version {SCHEMA}: analyse it with the pqtail that recorded it \
+         (manifest.json names its version)",
+        version.schema
+    );
+    serde_json::from_slice(&json).context("its header is not understood")
+}
+
+/// The next block; `None` where the recording was cut.
+fn read_block(source: &mut impl Read) -> anyhow::Result<Option<Block>> {
+    let mut fixed = [0; 16];
+    if !fill(source, &mut fixed)? {
+        return Ok(None);
+    }
+    if &fixed[..4] == END {
+        return Ok((crc32fast::hash(&fixed[4..12]) == u32_at(&fixed, 12)).then_some(Block::End));
+    }
+    let (raw, stored) = (u32_at(&fixed, 4) as usize, u32_at(&fixed, 8) as usize);
+    // Without a believable mark and length the next chunk cannot be found: the rest is lost, and reads as cut.
+    if &fixed[..4] != CHUNK || raw > CHUNK_BYTES_MAX || stored > CHUNK_BYTES_MAX {
+        return Ok(None);
+    }
+    let mut compressed = vec![0; stored];
+    if !fill(source, &mut compressed)? {
+        return Ok(None);
+    }
+    if crc32fast::hash(&compressed) != u32_at(&fixed, 12) {
+        return Ok(Some(Block::Damaged));
+    }
+    Ok(Some(match lz4_flex::block::decompress(&compressed, raw) {
+        Ok(bytes) if bytes.len() == raw => Block::Records(bytes),
+        _ => Block::Damaged,
+    }))
+}
+
+/// Fills the buffer; `false` if the source ends first.
+fn fill(source: &mut impl Read, buffer: &mut [u8]) -> anyhow::Result<bool> {
+    match source.read_exact(buffer) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(anyhow!(error)),
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
+}
