@@ -26,7 +26,12 @@ fn main() -> anyhow::Result<()> {
     }
     println!("cargo:rerun-if-changed=../bench-common/src");
     aya_build::build_ebpf(
-        [Package { name: "pqtail-ebpf", root_dir: "../bench-ebpf", no_default_features: false, features: &[] }],
+        [Package {
+            name: "pqtail-ebpf",
+            root_dir: "../bench-ebpf",
+            no_default_features: false,
+            features: &[],
+        }],
         Toolchain::Custom(&env::var("RUSTUP_TOOLCHAIN").unwrap_or_else(|_| "1.95.0".to_owned())),
     )
 }

@@ -55,7 +55,13 @@ fn end(ctx: &BtfTracePointContext, which: u32, kind: u8, number: u32, raised_ns:
     if start_ns == 0 {
         return 0;
     }
-    let mut record = Span { head: head(ctx, kind), start_ns, raised_ns, number, ..Span::default() };
+    let mut record = Span {
+        head: head(ctx, kind),
+        start_ns,
+        raised_ns,
+        number,
+        ..Span::default()
+    };
     if !cpu_is_recorded(u32::from(record.head.cpu)) {
         return 0;
     }

@@ -79,7 +79,10 @@ fn parse(skb: u64, ip: u64) -> Option<Packet> {
             packet.ip_version = 6;
             packet.source = fold(field(ip, 8)?);
             packet.destination = fold(field(ip, 24)?);
-            (ip + u64::from(IPV6_HEADER_BYTES), u32::from(u16::from_be_bytes([header[4], header[5]])))
+            (
+                ip + u64::from(IPV6_HEADER_BYTES),
+                u32::from(u16::from_be_bytes([header[4], header[5]])),
+            )
         }
         _ => return None,
     };

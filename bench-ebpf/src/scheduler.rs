@@ -17,7 +17,10 @@ use crate::{
 /// `(bool preempt, task_struct *prev, task_struct *next, unsigned int prev_state)`
 #[btf_tracepoint(function = "sched_switch")]
 fn sched_switch(ctx: BtfTracePointContext) -> i32 {
-    let mut record = Switch { head: head(&ctx, kind::SWITCH), ..zeroed() };
+    let mut record = Switch {
+        head: head(&ctx, kind::SWITCH),
+        ..zeroed()
+    };
     if !cpu_is_recorded(u32::from(record.head.cpu)) {
         return 0;
     }
@@ -43,7 +46,9 @@ fn sched_switch(ctx: BtfTracePointContext) -> i32 {
 
 #[inline(always)]
 fn is_throttled(task: u64) -> bool {
-    let Some(cfs_rq) = pointer(task, offset!(task_cfs_rq)) else { return false };
+    let Some(cfs_rq) = pointer(task, offset!(task_cfs_rq)) else {
+        return false;
+    };
     field::<u32>(cfs_rq, offset!(cfs_rq_throttle_count)).unwrap_or(0) != 0
 }
 
@@ -78,7 +83,11 @@ fn wake(ctx: &BtfTracePointContext, kind: u8, destination: Option<u32>) -> i32 {
     if !thread_is_recorded(target_tid) {
         return 0;
     }
-    let mut record = Wake { head: head(ctx, kind), target_tid, ..zeroed() };
+    let mut record = Wake {
+        head: head(ctx, kind),
+        target_tid,
+        ..zeroed()
+    };
     // The target's own CPU field moves between kernels; wakeup fires on that CPU, and waking is about the waker.
     record.target_cpu = destination.unwrap_or_else(|| u32::from(record.head.cpu));
     record.waker_comm = bpf_get_current_comm().unwrap_or([0; 16]);
@@ -94,7 +103,10 @@ fn heartbeat(ctx: PerfEventContext) -> i32 {
     if !cpu_is_recorded(unsafe { bpf_get_smp_processor_id() }) {
         return 0;
     }
-    let mut record = Beat { head: head(&ctx, kind::BEAT), ..zeroed() };
+    let mut record = Beat {
+        head: head(&ctx, kind::BEAT),
+        ..zeroed()
+    };
     record.head.tid = ctx.pid();
     with_steal(&mut record.head, &mut record.steal_ns);
     emit(kind::BEAT, &record);

@@ -35,7 +35,13 @@ pub(crate) use offset;
 pub(crate) fn read_offset(position: usize) -> u32 {
     let at = core::mem::offset_of!(Settings, offsets) + position;
     // SAFETY: `at` is the place of a u32 member inside SETTINGS.
-    unsafe { (&raw const SETTINGS).cast::<u8>().add(at).cast::<u32>().read_volatile() }
+    unsafe {
+        (&raw const SETTINGS)
+            .cast::<u8>()
+            .add(at)
+            .cast::<u32>()
+            .read_volatile()
+    }
 }
 
 /// Addresses of the delayed-ACK and retransmission timer functions; 0 if unknown.

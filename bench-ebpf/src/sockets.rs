@@ -68,7 +68,9 @@ fn tcp_receive_reset(ctx: BtfTracePointContext) -> i32 {
 fn timer_expire_entry(ctx: BtfTracePointContext) -> i32 {
     let timer: u64 = ctx.arg(0);
     let (delayed_ack, write) = timer_functions();
-    let Some(function) = pointer(timer, offset!(timer_function)) else { return 0 };
+    let Some(function) = pointer(timer, offset!(timer_function)) else {
+        return 0;
+    };
     let (kind, offset) = if function == delayed_ack {
         (kind::DELAYED_ACK_TIMER, offset!(sock_delayed_ack_timer))
     } else if function == write {
@@ -101,9 +103,15 @@ fn identity(socket: u64) -> Option<Socket> {
     if !port_is_recorded(local_port) && !port_is_recorded(remote_port) {
         return None;
     }
-    let mut record = Socket { socket, local_port, remote_port, ..Socket::default() };
-    record.netns =
-        pointer(socket, offset!(sock_net)).and_then(|net| field(net, offset!(net_inum))).unwrap_or(0);
+    let mut record = Socket {
+        socket,
+        local_port,
+        remote_port,
+        ..Socket::default()
+    };
+    record.netns = pointer(socket, offset!(sock_net))
+        .and_then(|net| field(net, offset!(net_inum)))
+        .unwrap_or(0);
     match field::<u16>(socket, offset!(sock_family))? {
         AF_INET => {
             record.local = field(socket, offset!(sock_local))?;

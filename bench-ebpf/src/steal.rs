@@ -47,8 +47,9 @@ fn find(cpu: u32) -> Option<u64> {
     if field::<u32>(rq, offset!(rq_cpu))? != cpu {
         return None;
     }
-    let variable =
-        rq.wrapping_sub(u64::from(offset!(percpu_runqueues))).wrapping_add(u64::from(offset!(percpu_steal)));
+    let variable = rq
+        .wrapping_sub(u64::from(offset!(percpu_runqueues)))
+        .wrapping_add(u64::from(offset!(percpu_steal)));
     if offset!(steal_is_pointer) == 0 {
         return Some(variable.wrapping_add(u64::from(offset!(steal_field))));
     }

@@ -44,7 +44,10 @@ impl Add<i64> for RunNs {
 /// The same clock as `bpf_ktime_get_ns`, so user-space stamps and kernel records of one host need no alignment.
 #[must_use]
 pub fn now() -> HostNs {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: `time` is a valid timespec; CLOCK_MONOTONIC exists on every Linux and the call cannot fail on it.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     HostNs(time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned())

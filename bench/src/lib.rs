@@ -10,7 +10,7 @@
 //! ```
 //!
 //! [`collect`] is the only half that touches network, kernel and wall time. Everything after [`record`] is pure:
-//! records in, values out; [`analyze`](mod@analyze) runs that half from the files of a run alone.
+//! records in, values out, so the same files always make the same report.
 
 pub mod plan;
 

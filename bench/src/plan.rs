@@ -64,7 +64,10 @@ impl FromStr for Arm {
 
     fn from_str(name: &str) -> anyhow::Result<Self> {
         let Some(arm) = Self::ALL.into_iter().find(|arm| arm.name() == name) else {
-            bail!("unknown arm '{name}'; the arms are: {}", Self::ALL.map(Self::name).join(", "));
+            bail!(
+                "unknown arm '{name}'; the arms are: {}",
+                Self::ALL.map(Self::name).join(", ")
+            );
         };
         Ok(arm)
     }
@@ -127,14 +130,20 @@ impl Plan {
     /// # Errors
     /// Names the first value that makes no run, and what would.
     pub fn validate(&self) -> anyhow::Result<()> {
-        ensure!(!self.arms.is_empty(), "--arms is empty: name at least one arm, for example x25519");
+        ensure!(
+            !self.arms.is_empty(),
+            "--arms is empty: name at least one arm, for example x25519"
+        );
         for (position, arm) in self.arms.iter().enumerate() {
             ensure!(
                 !self.arms[..position].contains(arm),
                 "--arms names {arm} twice: each arm once, for example x25519,x25519mlkem768"
             );
         }
-        ensure!(self.trials_per_arm > 0, "--trials is 0: at least one trial per arm is needed");
+        ensure!(
+            self.trials_per_arm > 0,
+            "--trials is 0: at least one trial per arm is needed"
+        );
         ensure!(
             self.rate_hz.is_finite() && self.rate_hz > 0.0,
             "--rate is {}: it must be above 0 requests per second",
@@ -178,7 +187,12 @@ impl Plan {
                 order.reverse();
             }
             for &arm in &order {
-                trials.push(Trial { index: trials.len() as u32, block, arm, seed: random.random() });
+                trials.push(Trial {
+                    index: trials.len() as u32,
+                    block,
+                    arm,
+                    seed: random.random(),
+                });
             }
         }
         trials
@@ -187,7 +201,11 @@ impl Plan {
     /// Port of each arm on the server: one listener per arm, so that trials alternate without a restart.
     #[must_use]
     pub fn port(&self, base: u16, arm: Arm) -> u16 {
-        base + self.arms.iter().position(|&each| each == arm).expect("an arm of this plan") as u16
+        base + self
+            .arms
+            .iter()
+            .position(|&each| each == arm)
+            .expect("an arm of this plan") as u16
     }
 
     /// How long the whole run measures, ns, without set-up and analysis.

@@ -110,7 +110,11 @@ impl<T: IntoBytes + Immutable> Writer<T> {
     pub fn push(&mut self, record: &T) -> anyhow::Result<()> {
         self.buffer.extend_from_slice(record.as_bytes());
         self.records += 1;
-        if self.buffer.len() >= CHUNK_BYTES { self.flush() } else { Ok(()) }
+        if self.buffer.len() >= CHUNK_BYTES {
+            self.flush()
+        } else {
+            Ok(())
+        }
     }
 
     /// Appends many records that are already bytes of whole `T`s.
@@ -124,7 +128,11 @@ impl<T: IntoBytes + Immutable> Writer<T> {
         assert!(bytes.len().is_multiple_of(size_of::<T>()), "whole records only");
         self.buffer.extend_from_slice(bytes);
         self.records += (bytes.len() / size_of::<T>()) as u64;
-        if self.buffer.len() >= CHUNK_BYTES { self.flush() } else { Ok(()) }
+        if self.buffer.len() >= CHUNK_BYTES {
+            self.flush()
+        } else {
+            Ok(())
+        }
     }
 
     /// Closes the chunk under way, so that a reader of the file sees all records so far.
@@ -157,12 +165,18 @@ impl<T: IntoBytes + Immutable> Writer<T> {
         block.extend_from_slice(&count);
         block.extend_from_slice(&crc32fast::hash(&count).to_le_bytes());
         self.store(&block)?;
-        Ok(Written { records: self.records, bytes: self.stored_bytes })
+        Ok(Written {
+            records: self.records,
+            bytes: self.stored_bytes,
+        })
     }
 
     fn store(&mut self, block: &[u8]) -> anyhow::Result<()> {
         self.file.write_all(block).with_context(|| {
-            format!("write the recording {}: what was stored before stays readable", self.path.display())
+            format!(
+                "write the recording {}: what was stored before stays readable",
+                self.path.display()
+            )
         })?;
         self.stored_bytes += block.len() as u64;
         Ok(())
@@ -217,7 +231,12 @@ impl<T: FromBytes + Immutable> Recording<T> {
             header.record_bytes,
             size_of::<T>()
         );
-        let mut recording = Self { header, records: Vec::new(), cut: true, damaged_chunks: 0 };
+        let mut recording = Self {
+            header,
+            records: Vec::new(),
+            cut: true,
+            damaged_chunks: 0,
+        };
         while let Some(block) = read_block(&mut source)? {
             match block {
                 Block::End => {
@@ -228,7 +247,9 @@ impl<T: FromBytes + Immutable> Recording<T> {
                 Block::Records(bytes) => {
                     let whole = bytes.len() - bytes.len() % size_of::<T>();
                     let records = bytes[..whole].chunks_exact(size_of::<T>());
-                    recording.records.extend(records.map(|each| T::read_from_bytes(each).expect("sized")));
+                    recording
+                        .records
+                        .extend(records.map(|each| T::read_from_bytes(each).expect("sized")));
                     recording.damaged_chunks += u64::from(whole != bytes.len());
                 }
             }
@@ -249,10 +270,19 @@ fn read_header(source: &mut impl Read) -> anyhow::Result<StreamHeader> {
         bail!("it is not a recording of this program: it does not begin with its mark");
     }
     let length = u32_at(&fixed, 8) as usize;
-    ensure!(length <= HEADER_BYTES_MAX, "its header claims {length} bytes: the file is damaged");
+    ensure!(
+        length <= HEADER_BYTES_MAX,
+        "its header claims {length} bytes: the file is damaged"
+    );
     let mut json = vec![0; length];
-    ensure!(fill(source, &mut json)?, "it ends inside its header: nothing was recorded");
-    ensure!(crc32fast::hash(&json) == u32_at(&fixed, 12), "its header's checksum fails: the file is damaged");
+    ensure!(
+        fill(source, &mut json)?,
+        "it ends inside its header: nothing was recorded"
+    );
+    ensure!(
+        crc32fast::hash(&json) == u32_at(&fixed, 12),
+        "its header's checksum fails: the file is damaged"
+    );
     // The version is read alone first: the rest of a foreign header may have any shape.
     #[derive(Deserialize)]
     struct Version {
@@ -309,5 +339,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 }
 
 fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|id| id.trim().to_owned())
+        .unwrap_or_default()
 }

@@ -1,0 +1,1 @@
+//! The half that touches network, kernel and wall time.

@@ -1,0 +1,236 @@
+//! `manifest.json`: what ran, where, and what is missing. Written when a run begins and replaced at every step, so a
+//! run that is killed leaves one that says so.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::{SCHEMA, stream::Written};
+use crate::plan::{Plan, Trial};
+
+/// Name of the manifest in a results folder.
+pub const MANIFEST: &str = "manifest.json";
+
+/// Everything about a run that is not a measurement.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Must be [`SCHEMA`].
+    pub schema: u32,
+    /// Version of the program that recorded it.
+    pub pqtail: String,
+    /// When it began, RFC 3339, UTC.
+    pub begun: String,
+    /// What was asked for.
+    pub plan: Plan,
+    /// How it ended.
+    pub status: Status,
+    /// The two ends of every connection.
+    pub client: Host,
+    /// See [`Manifest::client`].
+    pub server: Host,
+    /// Trials that ran to their end, in order, with what was recorded of each.
+    pub trials: Vec<TrialRecord>,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "kebab-case")]
+pub enum Status {
+    /// Still running, or killed without a chance to say so.
+    Running,
+    /// All trials ran.
+    Complete,
+    /// Ended early; what is recorded is whole as far as it goes.
+    Cut {
+        /// Why, in words.
+        reason: String,
+    },
+}
+
+/// One end of the connections.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Host {
+    /// Address the connections use.
+    pub address: Option<IpAddr>,
+    /// Inode number of its network namespace: tells the two ends apart where they share a kernel.
+    pub netns: u32,
+    /// Threads whose time is the requests' time (load generator or server workers).
+    pub threads: Vec<u32>,
+    /// CPUs those threads are pinned to.
+    pub cpus: Vec<u32>,
+    /// Folder of this end's stamps, relative to the results folder.
+    pub stamps: PathBuf,
+    /// Folder of the recordings of its kernel, relative to the results folder; both ends name the same folder where they
+    /// share a kernel. `None` without probes.
+    pub kernel: Option<PathBuf>,
+    /// Kernel, CPU, clock, limits.
+    pub facts: HostFacts,
+    /// Every probe, attached or not.
+    pub probes: Vec<ProbeStatus>,
+}
+
+/// What a host is, read from /proc and /sys; `None` or absent where the file is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostFacts {
+    /// `uname -r`.
+    pub kernel: String,
+    /// `uname -m`.
+    pub machine: String,
+    /// Kernel command line.
+    pub command_line: Option<String>,
+    /// CPU model.
+    pub cpu_model: Option<String>,
+    /// CPUs online.
+    pub cpus_online: u32,
+    /// Memory, bytes.
+    pub memory_bytes: Option<u64>,
+    /// Current clocksource.
+    pub clocksource: Option<String>,
+    /// Frequency governor of CPU 0.
+    pub governor: Option<String>,
+    /// Kernel lockdown mode, as the kernel prints it.
+    pub lockdown: Option<String>,
+    /// Boot identity.
+    pub boot_id: Option<String>,
+    /// This process's cgroup limits, by file name.
+    pub cgroup_limits: BTreeMap<String, String>,
+    /// Settings that matter to TCP and the scheduler, by sysctl name.
+    pub sysctls: BTreeMap<String, String>,
+    /// Interrupt names by Linux irq number, from /proc/interrupts.
+    pub interrupts: BTreeMap<u32, String>,
+    /// Names of `enum skb_drop_reason` in the running kernel.
+    pub drop_reasons: BTreeMap<u32, String>,
+}
+
+/// One probe and what its absence costs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeStatus {
+    /// Program name, which is the tracepoint's.
+    pub name: String,
+    /// Whether it is attached.
+    pub attached: bool,
+    /// Why not; empty if attached.
+    pub reason: String,
+    /// What the attribution cannot see without it.
+    pub consequence: String,
+}
+
+/// One trial that ran.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TrialRecord {
+    /// The plan's entry.
+    pub trial: Trial,
+    /// Begin of the warm-up on the client's clock, ns.
+    pub begin_ns: u64,
+    /// Requests recorded.
+    pub requests: Written,
+    /// Connections recorded by the embedded server.
+    pub connections: Written,
+    /// What each kernel recorded, by folder.
+    pub kernel: BTreeMap<String, KernelRecord>,
+    /// CPU time of client worker threads in the trial, ns.
+    pub client_cpu_ns: u64,
+    /// CPU time of server worker threads in the trial, ns.
+    pub server_cpu_ns: u64,
+    /// /proc/stat of the client's machine over the trial, ticks by CPU and column.
+    pub client_stat: CpuTicks,
+    /// /proc/stat of the server's machine.
+    pub server_stat: CpuTicks,
+}
+
+/// Differences of /proc/stat columns over a trial, in `USER_HZ` ticks, one row per CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuTicks {
+    /// Length of a tick, ns.
+    pub tick_ns: u64,
+    /// Rows by CPU number.
+    pub cpus: BTreeMap<u32, CpuTickRow>,
+}
+
+/// One CPU's share of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuTickRow {
+    /// user + nice.
+    pub user: u64,
+    /// system.
+    pub system: u64,
+    /// idle + iowait.
+    pub idle: u64,
+    /// irq + softirq.
+    pub interrupts: u64,
+    /// steal.
+    pub steal: u64,
+}
+
+/// What one kernel's recording of one trial holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelRecord {
+    /// Records and bytes on disk.
+    pub written: Written,
+    /// Records that could not be stored, by kind; empty is the good case.
+    pub lost: BTreeMap<String, u64>,
+    /// CPU time of the drain thread, ns.
+    pub drain_cpu_ns: u64,
+    /// Most of the ring buffer that was in use at a poll, bytes.
+    pub ring_used_bytes_max: u64,
+    /// Size of the ring buffer, bytes.
+    pub ring_bytes: u64,
+}
+
+impl Manifest {
+    /// Reads the manifest of a results folder.
+    ///
+    /// # Errors
+    /// When there is none, it is no manifest, or of another schema version.
+    pub fn read(results: &Path) -> anyhow::Result<Self> {
+        let path = results.join(MANIFEST);
+        let json = fs::read(&path).with_context(|| {
+            format!(
+                "read {}: is {} a results folder?",
+                path.display(),
+                results.display()
+            )
+        })?;
+        #[derive(Deserialize)]
+        struct Version {
+            schema: u32,
+            pqtail: String,
+        }
+        let version: Version =
+            serde_json::from_slice(&json).with_context(|| format!("{} is no manifest", path.display()))?;
+        ensure!(
+            version.schema == SCHEMA,
+            "{} has schema version {}, this pqtail reads version {SCHEMA}: analyse it with pqtail {}",
+            path.display(),
+            version.schema,
+            version.pqtail
+        );
+        serde_json::from_slice(&json).with_context(|| format!("{} is not understood", path.display()))
+    }
+
+    /// Writes the manifest, whole or not at all.
+    ///
+    /// # Errors
+    /// When the disk takes no more.
+    pub fn write(&self, results: &Path) -> anyhow::Result<()> {
+        let path = results.join(MANIFEST);
+        let beside = results.join("manifest.json.part");
+        let mut json = serde_json::to_vec_pretty(self)?;
+        json.push(b'\n');
+        fs::write(&beside, json).with_context(|| format!("write {}", beside.display()))?;
+        fs::rename(&beside, &path)
+            .with_context(|| format!("rename {} to {}", beside.display(), path.display()))
+    }
+}
+
+/// Path of a recording below its folder.
+#[must_use]
+pub fn recording(folder: &Path, stream: &str, trial: u32) -> PathBuf {
+    folder.join(format!("{stream}-{trial:03}.pqr"))
+}
