@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct HostNs(pub u64);
 
-/// Nanoseconds on the run's common clock, which is the client host's monotonic clock. Only [`crate::align`] makes one from
+/// Nanoseconds on the run's common clock, which is the client host's monotonic clock. Only alignment makes one from
 /// another host's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -20,5 +20,9 @@ pub mod record;
 
 pub mod clock;
 
+pub mod attribute;
+
+pub mod report;
+
 /// The running executable's version, as manifests name it.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

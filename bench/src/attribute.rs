@@ -1,0 +1,3 @@
+//! Each interval of a request split by cause: a ledger that sums to the request's latency to the nanosecond.
+
+pub mod ledger;

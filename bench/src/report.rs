@@ -1,0 +1,3 @@
+//! What a run says: tables, plots, exports.
+
+pub mod summary;

@@ -1,0 +1,284 @@
+//! `summary.json`, `outliers.jsonl` and the swim-lanes: what every form of the report is made from.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::{
+    attribute::ledger::{Ledger, Line},
+    plan::Plan,
+    record::manifest::{ProbeStatus, Status},
+};
+
+/// Version of `summary.json`.
+pub const SUMMARY_SCHEMA: u32 = 1;
+
+/// The whole result of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// [`SUMMARY_SCHEMA`].
+    pub schema: u32,
+    /// Version of the program that recorded the run.
+    pub pqtail: String,
+    /// What was asked for.
+    pub plan: Plan,
+    /// How the run ended.
+    pub status: Status,
+    /// Whether all verdicts are good.
+    pub valid: bool,
+    /// The run's judgement of itself.
+    pub verdicts: Vec<Verdict>,
+    /// Result per arm, by name.
+    pub arms: BTreeMap<String, ArmSummary>,
+    /// Every other arm against the first.
+    pub differences: Vec<Difference>,
+    /// The differences split by cause.
+    pub decomposition: Vec<Decomposition>,
+    /// Excess of the outliers by cause, per arm, greatest first.
+    pub tail_budget: BTreeMap<String, Vec<BudgetRow>>,
+    /// Kernel records by host folder: how many, and what was lost.
+    pub losses: BTreeMap<String, LossSummary>,
+    /// Every probe of every host.
+    pub probes: BTreeMap<String, Vec<ProbeStatus>>,
+    /// How the two hosts' clocks were brought together.
+    pub clock: ClockSummary,
+}
+
+/// One judgement.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// Short name of the rule.
+    pub rule: &'static str,
+    /// Whether the run passes.
+    pub ok: bool,
+    /// The figure it was judged by, with its unit.
+    pub figure: String,
+    /// What it means, and what to do if it is not ok.
+    pub text: String,
+}
+
+/// One arm.
+#[derive(Clone, Debug, Serialize)]
+pub struct ArmSummary {
+    /// Measured requests that ended well.
+    pub requests: u64,
+    /// Measured requests that did not, by kind.
+    pub errors: BTreeMap<String, u64>,
+    /// Latency from the intended start.
+    pub percentiles_ns: Percentiles,
+    /// Time from the actual start.
+    pub service_percentiles_ns: Percentiles,
+    /// Latency with the excess of environment causes (steal, foreign tasks, stops, throttling) taken out.
+    pub counterfactual_ns: Percentiles,
+    /// Per trial.
+    pub trials: Vec<TrialSummary>,
+    /// Mean ledger of the middle requests, ns per request.
+    pub ledger_median: BTreeMap<&'static str, u64>,
+    /// Mean ledger of the outliers, ns per request.
+    pub ledger_tail: BTreeMap<&'static str, u64>,
+    /// Points of the latency curve: quantile in 0..1 and ns, denser towards the tail.
+    pub curve: Vec<(f64, u64)>,
+    /// CPU time per request of the client's and the server's worker threads, ns; `None` without requests.
+    pub client_cpu_ns_per_request: Option<u64>,
+    /// See [`ArmSummary::client_cpu_ns_per_request`].
+    pub server_cpu_ns_per_request: Option<u64>,
+    /// Mean bytes a connection, to and from the server.
+    pub bytes_out: u64,
+    /// See [`ArmSummary::bytes_out`].
+    pub bytes_in: u64,
+}
+
+/// Exact percentiles of all samples, ns; all zero without samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Percentiles {
+    /// Least.
+    pub min: u64,
+    /// Arithmetic mean.
+    pub mean: u64,
+    /// Median.
+    pub p50: u64,
+    /// 95 in 100 are at most this.
+    pub p95: u64,
+    /// 99 in 100.
+    pub p99: u64,
+    /// 999 in 1,000.
+    pub p999: u64,
+    /// Greatest.
+    pub max: u64,
+}
+
+/// One trial.
+#[derive(Clone, Debug, Serialize)]
+pub struct TrialSummary {
+    /// Its index in the run.
+    pub trial: u32,
+    /// Measured requests that ended well.
+    pub requests: u64,
+    /// Latency from the intended start.
+    pub percentiles_ns: Percentiles,
+}
+
+/// One statistic of one arm minus the first arm's.
+#[derive(Clone, Debug, Serialize)]
+pub struct Difference {
+    /// The arm.
+    pub arm: String,
+    /// What it is compared with.
+    pub baseline: String,
+    /// `mean`, `p50`, `p95`, `p99` or `p99.9`.
+    pub statistic: &'static str,
+    /// Difference, ns.
+    pub difference_ns: i64,
+    /// 95 % bootstrap interval over trials, ns; `None` with fewer than two trials per arm.
+    pub interval_ns: Option<(i64, i64)>,
+}
+
+/// A difference split by cause: mean ledgers of the requests around a quantile, subtracted.
+#[derive(Clone, Debug, Serialize)]
+pub struct Decomposition {
+    /// The arm.
+    pub arm: String,
+    /// What it is compared with.
+    pub baseline: String,
+    /// `p50` or `p99`.
+    pub statistic: &'static str,
+    /// Difference of the mean latencies of the two bands, ns; the lines sum to it up to rounding.
+    pub difference_ns: i64,
+    /// ns by line, only lines that differ.
+    pub lines: BTreeMap<&'static str, i64>,
+}
+
+/// What one cause costs the tail of one arm.
+#[derive(Clone, Debug, Serialize)]
+pub struct BudgetRow {
+    /// The line.
+    pub cause: Line,
+    /// Outliers whose cause it is.
+    pub outliers: u64,
+    /// Excess over the baseline on this line, over all outliers, ns.
+    pub excess_ns: u64,
+    /// Its share of the whole excess, 0 to 1.
+    pub share: f64,
+    /// Culprits by excess, greatest first, at most five: name and ns.
+    pub culprits: Vec<(String, u64)>,
+}
+
+/// What a kernel recorded and lost.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct LossSummary {
+    /// Records stored.
+    pub records: u64,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Records lost, by kind.
+    pub lost: BTreeMap<String, u64>,
+    /// Recordings without an end mark, and chunks that failed their checksum.
+    pub damaged: u64,
+    /// CPU time of the drain, ns.
+    pub drain_cpu_ns: u64,
+    /// Most of the ring in use, 0 to 1.
+    pub ring_used_max: f64,
+}
+
+/// How the server's clock was put onto the client's.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ClockSummary {
+    /// Handshakes that gave four clean packet times.
+    pub handshakes: u64,
+    /// Whether both ends in fact share one kernel, so that the true offset is 0.
+    pub shared_kernel: bool,
+    /// Server clock minus client clock in the middle of the run, ns (mean over trials); `None` if it could not be found.
+    pub offset_ns: Option<i64>,
+    /// Drift, ns per second.
+    pub drift_ns_per_s: Option<f64>,
+    /// Largest error bound of any trial, ns: the truth lies within offset +- bound.
+    pub error_ns_max: Option<u64>,
+}
+
+/// One outlier: a line of `outliers.jsonl`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outlier {
+    /// Number within its trial.
+    pub request: u32,
+    /// Arm name.
+    pub arm: String,
+    /// Trial index.
+    pub trial: u32,
+    /// Latency from the intended start, ns.
+    pub latency_ns: u64,
+    /// Sums to `latency_ns`.
+    pub ledger: Ledger,
+    /// The line with the greatest excess over the baseline.
+    pub cause: Line,
+    /// Who, if the evidence names one.
+    pub culprit: Option<String>,
+    /// Excess of the cause's line over the baseline, ns.
+    pub excess_ns: u64,
+    /// Share of the request's whole excess that it explains, 0 to 1.
+    pub share: f64,
+    /// Whether records were lost in an interval of this request: then the ledger is incomplete.
+    pub incomplete: bool,
+    /// What was seen.
+    pub evidence: Vec<Evidence>,
+}
+
+/// One observation behind a cause.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Evidence {
+    /// When it began, ns after the intended start.
+    pub at_ns: i64,
+    /// How long it lasted, ns.
+    pub duration_ns: u64,
+    /// The ledger line it supports.
+    pub line: Line,
+    /// What it was, in words: `CPU 1 ran stress-ng/4711`.
+    pub what: String,
+}
+
+/// What happened around one request, as lanes over time.
+#[derive(Clone, Debug, Serialize)]
+pub struct SwimLanes {
+    /// Number within its trial.
+    pub request: u32,
+    /// Arm name.
+    pub arm: String,
+    /// Trial index.
+    pub trial: u32,
+    /// Latency, ns: the lanes run from 0 (intended start) to this.
+    pub latency_ns: u64,
+    /// Client thread, client CPU, wire, server CPU, server thread, in this order.
+    pub lanes: Vec<Lane>,
+}
+
+/// One lane.
+#[derive(Clone, Debug, Serialize)]
+pub struct Lane {
+    /// Its heading.
+    pub name: String,
+    /// Stretches of time, not overlapping, ascending.
+    pub spans: Vec<LaneSpan>,
+    /// Moments: checkpoints and packets.
+    pub marks: Vec<LaneMark>,
+}
+
+/// One stretch of a lane; times are ns after the intended start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LaneSpan {
+    /// Begin, ns.
+    pub start_ns: i64,
+    /// End, ns.
+    pub end_ns: i64,
+    /// Which colour: a short class such as `run`, `other`, `runnable`, `sleep`, `idle`, `irq`, `softirq`, `steal`, `wire`.
+    pub class: &'static str,
+    /// What to show on it: a task's name, a segment.
+    pub label: String,
+}
+
+/// One moment of a lane.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LaneMark {
+    /// When, ns after the intended start.
+    pub at_ns: i64,
+    /// What.
+    pub label: String,
+}
