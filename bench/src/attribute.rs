@@ -1,3 +1,9 @@
 //! Each interval of a request split by cause: a ledger that sums to the request's latency to the nanosecond.
 
 pub mod ledger;
+
+pub mod story;
+
+pub mod split;
+
+pub mod cause;

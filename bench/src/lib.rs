@@ -20,7 +20,13 @@ pub mod record;
 
 pub mod clock;
 
+pub mod align;
+
+pub mod timeline;
+
 pub mod attribute;
+
+pub mod statistics;
 
 pub mod report;
 

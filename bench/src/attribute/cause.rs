@@ -1,0 +1,236 @@
+//! From a ledger to a cause: what exceeds the baseline, by whom, and what was seen.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    attribute::{
+        ledger::{Ledger, Line, Segment, Side, ThreadLine},
+        split::{Charge, Detail},
+    },
+    clock::RunNs,
+    record::manifest::HostFacts,
+    report::summary::Evidence,
+    statistics::rank,
+    timeline::cpu::Cpus,
+};
+
+/// The middle of the latencies whose mean ledger is the baseline: from and to, as quantiles.
+const BASELINE_BAND: (f64, f64) = (0.4, 0.6);
+
+/// A charge shorter than this is not worth a line of evidence, ns.
+const EVIDENCE_NS_MIN: u64 = 1_000;
+
+/// Most lines of evidence kept of one outlier, the longest first.
+const EVIDENCE_MAX: usize = 12;
+
+/// What is usual: the mean ledger of the middle requests.
+#[derive(Clone, Debug, Default)]
+pub struct Baseline {
+    ledger: Ledger,
+}
+
+impl Baseline {
+    /// Means over the band of the middle of one arm's and trial's requests, given as latency and ledger in ascending order of
+    /// latency.
+    #[must_use]
+    pub fn of(ascending: &[(u64, Ledger)]) -> Self {
+        Self { ledger: mean_band(ascending, BASELINE_BAND).unwrap_or_default() }
+    }
+
+    /// ns of a line above what is usual.
+    #[must_use]
+    pub fn excess_ns(&self, ledger: &Ledger, line: Line) -> u64 {
+        ledger.ns(line).saturating_sub(self.ledger.ns(line))
+    }
+
+    /// The line with the greatest excess, that excess, and its share of all excess. *Unexplained* can be it: then nothing is
+    /// known better.
+    #[must_use]
+    pub fn cause(&self, ledger: &Ledger) -> (Line, u64, f64) {
+        let excesses = Line::all().map(|line| (self.excess_ns(ledger, line), line));
+        let whole: u64 = excesses.iter().map(|(ns, _)| ns).sum();
+        // The first of equals in report order, so that the result does not depend on anything else.
+        let (ns, line) = excesses.into_iter().reduce(|best, each| if each.0 > best.0 { each } else { best }).expect("lines");
+        (line, ns, if whole == 0 { 0.0 } else { ns as f64 / whole as f64 })
+    }
+}
+
+/// Mean ledger of the requests between two quantiles of latency; `None` without requests.
+#[must_use]
+pub fn mean_band(ascending: &[(u64, Ledger)], (from, to): (f64, f64)) -> Option<Ledger> {
+    if ascending.is_empty() {
+        return None;
+    }
+    let band = &ascending[rank(ascending.len(), from)..=rank(ascending.len(), to)];
+    let mut sum = Ledger::default();
+    for (_, ledger) in band {
+        sum += ledger;
+    }
+    let mut mean = Ledger::default();
+    for (line, ns) in sum.lines() {
+        mean.charge(line, ns / band.len() as u64);
+    }
+    Some(mean)
+}
+
+/// Names behind numbers, of one host.
+#[derive(Clone, Copy, Debug)]
+pub struct Names<'a> {
+    /// Its CPUs, which know thread names.
+    pub cpus: &'a Cpus,
+    /// Its interrupts and drop reasons.
+    pub facts: &'a HostFacts,
+}
+
+/// Softirq vectors by number (include/linux/interrupt.h).
+const SOFTIRQS: [&str; 10] =
+    ["HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU"];
+
+impl Names<'_> {
+    /// Who it is, if it is anybody.
+    #[must_use]
+    pub fn culprit(&self, detail: Detail) -> Option<String> {
+        Some(match detail {
+            Detail::Task(tid) => self.cpus.thread_name(tid),
+            Detail::Irq(number) => match self.facts.interrupts.get(&number) {
+                Some(name) => format!("irq {number} {name}"),
+                None => format!("irq {number}"),
+            },
+            Detail::Vector(number) => format!("vector {number}{}", vector_name(number, &self.facts.machine)),
+            Detail::Softirq(number) => {
+                format!("softirq {}", SOFTIRQS.get(number as usize).copied().unwrap_or("unknown"))
+            }
+            Detail::OtherRequests => "other requests of the same thread".to_owned(),
+            Detail::Hypervisor => "hypervisor".to_owned(),
+            Detail::Quota => "cgroup CPU quota".to_owned(),
+            Detail::State(state) => return (state & 0x4 != 0).then(|| "stop signal".to_owned()),
+            Detail::IdleCpu | Detail::Nobody => return None,
+        })
+    }
+}
+
+/// Linux's fixed vectors on x86 (arch/x86/include/asm/irq_vectors.h).
+fn vector_name(number: u32, machine: &str) -> &'static str {
+    match number {
+        0xec if machine == "x86_64" => " local timer",
+        0xfd if machine == "x86_64" => " reschedule IPI",
+        0xfb if machine == "x86_64" => " function-call IPI",
+        _ => "",
+    }
+}
+
+/// Culprits and evidence of one request, gathered charge by charge.
+#[derive(Debug)]
+pub struct Witness<'a> {
+    intended: RunNs,
+    client: Names<'a>,
+    server: Names<'a>,
+    culprits: BTreeMap<(Line, Detail), u64>,
+    evidence: Vec<Evidence>,
+}
+
+impl<'a> Witness<'a> {
+    /// Begins with nothing seen.
+    #[must_use]
+    pub fn new(intended: RunNs, client: Names<'a>, server: Names<'a>) -> Self {
+        Self { intended, client, server, culprits: BTreeMap::new(), evidence: Vec::new() }
+    }
+
+    fn names(&self, line: Line) -> Names<'a> {
+        if matches!(line, Line::Thread(Side::Server, _)) { self.server } else { self.client }
+    }
+
+    /// Takes in one charge of the interval with this label.
+    pub fn see(&mut self, label: &str, charge: &Charge) {
+        *self.culprits.entry((charge.line, charge.detail)).or_default() += charge.ns;
+        if charge.ns < EVIDENCE_NS_MIN {
+            return;
+        }
+        let cpu = charge.cpu.map(|cpu| format!("CPU {cpu} ")).unwrap_or_default();
+        let who = self.names(charge.line).culprit(charge.detail);
+        let what = match (charge.line, charge.detail, who) {
+            (Line::Thread(_, ThreadLine::RunQueue), _, Some(who)) => format!("{cpu}ran {who} instead"),
+            (Line::Thread(_, ThreadLine::Compute), ..) => format!("{cpu}ran this request"),
+            (Line::Thread(_, ThreadLine::OtherWork), _, Some(who)) => format!("{cpu}ran {who}"),
+            (Line::Thread(_, ThreadLine::Blocked), Detail::State(state), _) => {
+                format!("thread asleep (state {state:#x}) in the middle of its work")
+            }
+            (Line::Thread(_, ThreadLine::Stopped), ..) => "thread stopped by a signal".to_owned(),
+            (Line::Thread(_, ThreadLine::Wakeup), ..) => format!("{cpu}idle while the thread was due"),
+            (Line::Retransmit(_), ..) => "sent again after this wait".to_owned(),
+            (Line::Network, ..) => "under way".to_owned(),
+            (Line::Unexplained, ..) => "no record covers this".to_owned(),
+            (_, _, Some(who)) => format!("{cpu}taken by {who}"),
+            (..) => cpu,
+        };
+        self.evidence.push(Evidence {
+            at_ns: charge.start - self.intended,
+            duration_ns: charge.ns,
+            line: charge.line,
+            what: format!("{label}: {what}"),
+        });
+    }
+
+    /// Adds what is known besides the charges.
+    pub fn note(&mut self, at: RunNs, line: Line, what: String) {
+        self.evidence.push(Evidence { at_ns: at - self.intended, duration_ns: 0, line, what });
+    }
+
+    /// Every named culprit with its line and time, ns.
+    pub fn culprits(&self) -> impl Iterator<Item = (Line, String, u64)> + '_ {
+        self.culprits
+            .iter()
+            .filter_map(|(&(line, detail), &ns)| Some((line, self.names(line).culprit(detail)?, ns)))
+    }
+
+    /// The culprit with most of the time on a line.
+    #[must_use]
+    pub fn culprit(&self, cause: Line) -> Option<String> {
+        let named = self.culprits().filter(|(line, ..)| *line == cause);
+        named.reduce(|best, each| if each.2 > best.2 { each } else { best }).map(|(_, name, _)| name).or_else(|| {
+            Some(
+                match cause {
+                    Line::Retransmit(Segment::Syn) => "lost SYN",
+                    Line::Retransmit(Segment::SynAck) => "lost SYN-ACK",
+                    Line::Retransmit(Segment::Data) => "lost data segment",
+                    _ => return None,
+                }
+                .to_owned(),
+            )
+        })
+    }
+
+    /// What was seen of the cause first, then the rest, longest first, in a list of bounded length.
+    #[must_use]
+    pub fn evidence(mut self, cause: Line) -> Vec<Evidence> {
+        self.evidence.sort_by(|a, b| {
+            let key = |e: &Evidence| (e.line != cause, e.duration_ns > 0, std::cmp::Reverse(e.duration_ns), e.at_ns);
+            key(a).cmp(&key(b))
+        });
+        self.evidence.truncate(EVIDENCE_MAX);
+        self.evidence
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger(lines: &[(Line, u64)]) -> Ledger {
+        let mut ledger = Ledger::default();
+        for &(line, ns) in lines {
+            ledger.charge(line, ns);
+        }
+        ledger
+    }
+
+    #[test]
+    fn the_cause_is_what_exceeds_the_baseline_not_what_is_largest() {
+        let compute = Line::Thread(Side::Server, ThreadLine::Compute);
+        let queue = Line::Thread(Side::Server, ThreadLine::RunQueue);
+        let usual: Vec<_> = (0..100).map(|i| (i, ledger(&[(compute, 500), (queue, 10)]))).collect();
+        let (cause, excess, share) = Baseline::of(&usual).cause(&ledger(&[(compute, 520), (queue, 400)]));
+        assert_eq!((cause, excess), (queue, 390));
+        assert!((share - 390.0 / 410.0).abs() < 1e-9);
+    }
+}

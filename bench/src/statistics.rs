@@ -1,0 +1,99 @@
+//! Statistics of the tail: exact, from all samples, with trials as the unit of repetition.
+
+use rand::{RngExt as _, SeedableRng as _, rngs::Xoshiro256PlusPlus};
+
+use crate::report::summary::Percentiles;
+
+/// Value at a quantile of ascending samples, by nearest rank: the least sample that at least that share does not exceed.
+///
+/// # Panics
+/// Without samples.
+#[must_use]
+pub fn quantile(ascending: &[u64], quantile: f64) -> u64 {
+    ascending[rank(ascending.len(), quantile)]
+}
+
+/// Index of the nearest rank.
+///
+/// # Panics
+/// If `count` is 0.
+#[must_use]
+pub fn rank(count: usize, quantile: f64) -> usize {
+    assert!(count > 0, "a quantile needs a sample");
+    // The product of a decimal quantile and a count may miss the integer it stands for by a rounding error.
+    let exact = quantile * count as f64;
+    ((exact - exact * 1e-12).ceil() as usize).clamp(1, count) - 1
+}
+
+/// The table's statistics of ascending samples; all zero without samples.
+#[must_use]
+pub fn percentiles(ascending: &[u64]) -> Percentiles {
+    if ascending.is_empty() {
+        return Percentiles::default();
+    }
+    let sum: u128 = ascending.iter().map(|&each| u128::from(each)).sum();
+    Percentiles {
+        min: ascending[0],
+        mean: (sum / ascending.len() as u128) as u64,
+        p50: quantile(ascending, 0.5),
+        p95: quantile(ascending, 0.95),
+        p99: quantile(ascending, 0.99),
+        p999: quantile(ascending, 0.999),
+        max: ascending[ascending.len() - 1],
+    }
+}
+
+/// Resamples behind an interval: enough that its ends move by far less than its width.
+const RESAMPLES: usize = 4_000;
+
+/// 95 % percentile-bootstrap interval of the mean of the values, which are one figure per block of trials; `None` with fewer
+/// than two.
+#[must_use]
+pub fn bootstrap_interval(values: &[i64], seed: u64) -> Option<(i64, i64)> {
+    if values.len() < 2 {
+        return None;
+    }
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let mut means: Vec<i64> = (0..RESAMPLES)
+        .map(|_| {
+            let sum: i128 = (0..values.len()).map(|_| i128::from(values[random.random_range(0..values.len())])).sum();
+            (sum / values.len() as i128) as i64
+        })
+        .collect();
+    means.sort_unstable();
+    Some((means[RESAMPLES / 40], means[RESAMPLES - RESAMPLES / 40 - 1]))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ranks_are_those_of_the_definition() {
+        let samples: Vec<u64> = (1..=1000).collect();
+        assert_eq!(quantile(&samples, 0.5), 500);
+        assert_eq!(quantile(&samples, 0.99), 990);
+        assert_eq!(quantile(&samples, 0.999), 999);
+        assert_eq!(quantile(&[7], 0.999), 7);
+    }
+
+    #[test]
+    fn one_block_has_no_interval() {
+        assert_eq!(bootstrap_interval(&[5], 1), None);
+        assert_eq!(bootstrap_interval(&[5, 5, 5], 1), Some((5, 5)));
+    }
+
+    proptest! {
+        #[test]
+        fn a_quantile_splits_the_samples(mut samples in prop::collection::vec(0u64..1_000, 1..300), q in 0.0f64..=1.0) {
+            samples.sort_unstable();
+            let value = quantile(&samples, q);
+            let at_most = samples.iter().filter(|&&each| each <= value).count() as f64;
+            let below = samples.iter().filter(|&&each| each < value).count() as f64;
+            prop_assert!(at_most >= q * samples.len() as f64 - 1e-6);
+            prop_assert!(below <= q * samples.len() as f64 + 1e-6);
+        }
+    }
+}

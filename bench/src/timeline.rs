@@ -1,0 +1,6 @@
+//! Recorded events turned into intervals: what each CPU did, what each measured thread did, and what happened to each
+//! connection on its way.
+
+pub mod connection;
+pub mod cpu;
+pub mod thread;

@@ -1,0 +1,536 @@
+//! What happened to each connection: its packets on both hosts, joined without any clock, then its checkpoints.
+//!
+//! Packets belong to a connection by namespace, 4-tuple and initial sequence number, so a port that is used again, or two
+//! clocks that differ, cannot mix two connections up.
+
+use std::collections::HashMap;
+
+use pqtail_common::{Head, Packet, Socket, kind};
+
+use super::cpu::{Raw, as_record, head};
+use crate::{align::Exchange, clock::HostNs};
+
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+
+/// No connection of ours carries more: a sequence number farther from the initial one belongs to another.
+const SEQUENCE_WINDOW: u32 = 1 << 28;
+
+/// The two ends of a connection, client first: address, port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tuple {
+    /// Client address, as in [`Packet`].
+    pub client: u32,
+    /// Client port.
+    pub client_port: u16,
+    /// Server address.
+    pub server: u32,
+    /// Server port.
+    pub server_port: u16,
+}
+
+/// Who sent a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum From {
+    /// The client.
+    Client,
+    /// The server.
+    Server,
+}
+
+/// One segment at one host's border, sequence numbers relative to the sender's initial one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// When, on the clock of the host that saw it.
+    pub at: HostNs,
+    /// On which of its CPUs.
+    pub cpu: u32,
+    /// Who sent it.
+    pub from: From,
+    /// Whether it left this host (else it arrived).
+    pub leaves: bool,
+    /// First byte of payload, counted from 0 = first byte of data.
+    pub start: u32,
+    /// One behind its last byte.
+    pub end: u32,
+    /// TCP flag byte.
+    pub flags: u8,
+}
+
+impl Seen {
+    fn is_syn(&self) -> bool {
+        self.flags & SYN != 0
+    }
+
+    /// Whether it carries data.
+    #[must_use]
+    pub fn has_data(&self) -> bool {
+        self.end > self.start
+    }
+}
+
+/// A drop, reset or timer of one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Incident {
+    /// When, on the clock of the host that saw it.
+    pub at: HostNs,
+    /// The record's kind: [`kind::DROP`], [`kind::RETRANSMIT`] and so on.
+    pub kind: u8,
+    /// `DROP`: value of `enum skb_drop_reason`.
+    pub reason: u32,
+}
+
+/// One connection as one host saw it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// The client's initial sequence number.
+    pub initial: u32,
+    /// Segments in the order of their times.
+    pub seen: Vec<Seen>,
+    /// Everything else.
+    pub incidents: Vec<Incident>,
+    server_initial: Option<u32>,
+}
+
+/// All connections of one host over one trial: by tuple, in the order of their SYNs.
+#[derive(Clone, Debug, Default)]
+pub struct Views(HashMap<Tuple, Vec<View>>);
+
+impl Views {
+    /// Sorts one host's packet and socket records (sorted by time) into connections. `server_ports` says which end is which.
+    #[must_use]
+    pub fn build(records: &[Raw], netns: u32, server_ports: &[u16]) -> Self {
+        let mut views = Self::default();
+        for raw in records {
+            let head = head(raw);
+            match head.kind {
+                kind::TRANSMIT | kind::RECEIVE | kind::DROP => {
+                    let packet: Packet = as_record(raw);
+                    if packet.netns == netns || (head.kind == kind::DROP && packet.netns == 0) {
+                        views.packet(head, &packet, server_ports);
+                    }
+                }
+                kind::RETRANSMIT..=kind::WRITE_TIMER => {
+                    let socket: Socket = as_record(raw);
+                    if socket.netns == netns {
+                        views.socket(head, &socket, server_ports);
+                    }
+                }
+                _ => {}
+            }
+        }
+        views
+    }
+
+    fn packet(&mut self, head: Head, packet: &Packet, server_ports: &[u16]) {
+        let from = if server_ports.contains(&packet.destination_port) { From::Client } else { From::Server };
+        let tuple = match from {
+            From::Client => Tuple {
+                client: packet.source,
+                client_port: packet.source_port,
+                server: packet.destination,
+                server_port: packet.destination_port,
+            },
+            From::Server => Tuple {
+                client: packet.destination,
+                client_port: packet.destination_port,
+                server: packet.source,
+                server_port: packet.source_port,
+            },
+        };
+        let list = self.0.entry(tuple).or_default();
+        let first_syn = from == From::Client && packet.tcp_flags & (SYN | ACK) == SYN;
+        if first_syn && list.last().is_none_or(|last| last.initial != packet.sequence) && head.kind != kind::DROP {
+            list.push(View { initial: packet.sequence, ..View::default() });
+        }
+        let Some(view) = list.last_mut() else { return };
+        if head.kind == kind::DROP {
+            // A consumed duplicate or the ACK of a closed socket is dropped as a matter of course: only data and SYNs count.
+            if packet.payload_bytes > 0 || packet.tcp_flags & SYN != 0 {
+                view.incidents.push(Incident { at: HostNs(head.at_ns), kind: head.kind, reason: packet.reason });
+            }
+            return;
+        }
+        let initial = match from {
+            From::Client => view.initial,
+            From::Server => {
+                if packet.tcp_flags & SYN != 0 {
+                    view.server_initial = Some(packet.sequence);
+                }
+                match view.server_initial {
+                    Some(initial) => initial,
+                    None => return,
+                }
+            }
+        };
+        // SYN takes one sequence number, so data begins at 1.
+        let relative = packet.sequence.wrapping_sub(initial);
+        let start = if packet.tcp_flags & SYN != 0 { 0 } else { relative.wrapping_sub(1) };
+        if start > SEQUENCE_WINDOW {
+            return;
+        }
+        view.seen.push(Seen {
+            at: HostNs(head.at_ns),
+            cpu: u32::from(head.cpu),
+            from,
+            leaves: head.kind == kind::TRANSMIT,
+            start,
+            end: start + packet.payload_bytes.min(SEQUENCE_WINDOW),
+            flags: packet.tcp_flags & (FIN | SYN | RST | ACK),
+        });
+    }
+
+    fn socket(&mut self, head: Head, socket: &Socket, server_ports: &[u16]) {
+        let tuple = if server_ports.contains(&socket.remote_port) {
+            Tuple {
+                client: socket.local,
+                client_port: socket.local_port,
+                server: socket.remote,
+                server_port: socket.remote_port,
+            }
+        } else {
+            Tuple {
+                client: socket.remote,
+                client_port: socket.remote_port,
+                server: socket.local,
+                server_port: socket.local_port,
+            }
+        };
+        if let Some(view) = self.0.get_mut(&tuple).and_then(|list| list.last_mut()) {
+            view.incidents.push(Incident { at: HostNs(head.at_ns), kind: head.kind, reason: 0 });
+        }
+    }
+
+    /// The connection of this tuple whose first SYN lies at or after `from` and before `to` on this host's clock.
+    #[must_use]
+    pub fn find(&self, tuple: &Tuple, from: HostNs, to: HostNs) -> Option<&View> {
+        self.0.get(tuple)?.iter().find(|view| view.begin().is_some_and(|at| at >= from && at <= to))
+    }
+
+    /// The connection of this tuple with this initial sequence number: how the other host's view is found without a clock.
+    #[must_use]
+    pub fn same(&self, tuple: &Tuple, initial: u32) -> Option<&View> {
+        self.0.get(tuple)?.iter().find(|view| view.initial == initial)
+    }
+
+    /// The four packet times of every handshake in which no SYN or SYN-ACK was sent twice.
+    #[must_use]
+    pub fn exchanges(client: &Self, server: &Self) -> Vec<Exchange> {
+        let mut exchanges: Vec<_> = client
+            .0
+            .iter()
+            .flat_map(|(tuple, list)| list.iter().map(move |view| (tuple, view)))
+            .filter_map(|(tuple, here)| {
+                let there = server.same(tuple, here.initial)?;
+                let once = |view: &View, from, leaves| {
+                    let mut syns = view.seen.iter().filter(|s| s.is_syn() && s.from == from && s.leaves == leaves);
+                    syns.next().filter(|_| syns.next().is_none()).map(|s| s.at)
+                };
+                Some(Exchange {
+                    syn_out: once(here, From::Client, true)?,
+                    syn_in: once(there, From::Client, false)?,
+                    synack_out: once(there, From::Server, true)?,
+                    synack_in: once(here, From::Server, false)?,
+                })
+            })
+            .collect();
+        exchanges.sort_by_key(|each| each.syn_out);
+        exchanges
+    }
+}
+
+impl View {
+    /// Time of the first SYN.
+    #[must_use]
+    pub fn begin(&self) -> Option<HostNs> {
+        self.seen.first().map(|each| each.at)
+    }
+
+    fn syn(&self, from: From, leaves: bool) -> impl DoubleEndedIterator<Item = &Seen> {
+        self.seen.iter().filter(move |each| each.is_syn() && each.from == from && each.leaves == leaves)
+    }
+
+    fn data(&self, from: From, leaves: bool) -> impl DoubleEndedIterator<Item = &Seen> {
+        self.seen.iter().filter(move |each| each.has_data() && each.from == from && each.leaves == leaves)
+    }
+}
+
+/// A stretch of data in one direction that the other end answers with data of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Flight {
+    from: From,
+    start: u32,
+    end: u32,
+}
+
+/// The crossing of a path: one SYN, SYN-ACK or flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crossing {
+    /// Who sent it.
+    pub from: From,
+    /// `SYN`, `SYN-ACK`, or the flight's number in its direction from 1.
+    pub what: What,
+    /// Its last byte leaves for the first time; sender's clock.
+    pub out: HostNs,
+    /// The last time a part of it leaves before all of it has arrived: later than `out` if something was sent again.
+    pub out_again: HostNs,
+    /// All of it has arrived; receiver's clock.
+    pub arrived: HostNs,
+    /// CPU on which the receiver took it in.
+    pub arrived_cpu: u32,
+    /// Times that a part of it was sent again.
+    pub repeats: u32,
+}
+
+/// What crossed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// The client's SYN.
+    Syn,
+    /// The server's SYN-ACK.
+    SynAck,
+    /// Data flight, counted from 1 per direction.
+    Flight(u32),
+}
+
+/// The crossings of one connection in order, up to `done` on the client's clock. Empty if the handshake's packets are not all
+/// there; shorter than the exchange if later ones are not.
+#[must_use]
+pub fn crossings(client: &View, server: &View, done: HostNs) -> Vec<Crossing> {
+    let Some(syn) = syn_crossing(client, server, From::Client) else { return Vec::new() };
+    let Some(synack) = syn_crossing(server, client, From::Server) else { return Vec::new() };
+    let mut crossings = vec![syn, synack];
+    for flight in flights(client, done) {
+        let (sender, receiver) = match flight.from {
+            From::Client => (client, server),
+            From::Server => (server, client),
+        };
+        let number = crossings.iter().filter(|c| c.from == flight.from && matches!(c.what, What::Flight(_))).count();
+        let Some(crossing) = flight_crossing(sender, receiver, flight, number as u32 + 1) else { break };
+        crossings.push(crossing);
+    }
+    crossings
+}
+
+fn syn_crossing(sender: &View, receiver: &View, from: From) -> Option<Crossing> {
+    let out = sender.syn(from, true).next()?.at;
+    let arrived = receiver.syn(from, false).next()?;
+    // A SYN-ACK that is sent again after its first copy arrived (a lost ACK) does not delay this crossing: what counts is how
+    // many copies the sender had sent when it was last heard of, which the receiver's first copy bounds by its own order.
+    let copies_in = receiver.syn(from, false).count();
+    let copies_out = sender.syn(from, true).count();
+    let lost = copies_out.saturating_sub(copies_in);
+    let out_again = sender.syn(from, true).nth(lost).map_or(out, |s| s.at);
+    Some(Crossing {
+        from,
+        what: if from == From::Client { What::Syn } else { What::SynAck },
+        out,
+        out_again,
+        arrived: arrived.at,
+        arrived_cpu: arrived.cpu,
+        repeats: lost as u32,
+    })
+}
+
+/// Data in the order in which the client sent and received it, cut where the direction changes.
+fn flights(client: &View, done: HostNs) -> Vec<Flight> {
+    let mut flights: Vec<Flight> = Vec::new();
+    let mut highest = [0u32; 2];
+    for seen in client.seen.iter().filter(|each| each.has_data()) {
+        let border = (seen.from == From::Client) == seen.leaves;
+        if !border || seen.at > done {
+            continue;
+        }
+        let high = &mut highest[seen.from as usize];
+        let (start, end) = (*high, seen.end);
+        if end <= start {
+            continue;
+        }
+        *high = end;
+        match flights.last_mut() {
+            Some(last) if last.from == seen.from => last.end = end,
+            _ => flights.push(Flight { from: seen.from, start, end }),
+        }
+    }
+    flights
+}
+
+fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) -> Option<Crossing> {
+    let out = sender.data(flight.from, true).find(|each| each.end >= flight.end)?.at;
+    let mut have = flight.start;
+    let mut early: Vec<(u32, u32)> = Vec::new();
+    let mut filled_hole = false;
+    let mut last = None;
+    for seen in receiver.data(flight.from, false) {
+        if seen.end <= have || seen.start >= flight.end {
+            continue;
+        }
+        if seen.start > have {
+            early.push((seen.start, seen.end));
+            filled_hole = true;
+            continue;
+        }
+        have = seen.end;
+        last = Some(*seen);
+        while let Some(position) = early.iter().position(|&(start, end)| start <= have && end > have) {
+            have = early.swap_remove(position).1;
+        }
+        if have >= flight.end {
+            break;
+        }
+    }
+    let last = last.filter(|_| have >= flight.end)?;
+    // Copies of the bytes that arrived last: the first that left is the original, later ones were sent again.
+    let mut copies = sender
+        .data(flight.from, true)
+        .filter(|each| each.start < last.end && each.end > last.start && each.end > flight.start);
+    let first = copies.next()?;
+    let arrivals = receiver
+        .data(flight.from, false)
+        .filter(|each| each.start < last.end && each.end > last.start)
+        .take_while(|each| each.at <= last.at)
+        .count();
+    let copies: Vec<&Seen> =
+        std::iter::once(first).chain(copies).filter(|each| each.start <= last.start.max(first.start)).collect();
+    let repeats = copies.len().saturating_sub(arrivals.max(1));
+    let again = copies.get(repeats).map_or(out, |each| each.at);
+    let out_again = if repeats > 0 || filled_hole { again.max(out) } else { out };
+    Some(Crossing {
+        from: flight.from,
+        what: What::Flight(number),
+        out,
+        out_again,
+        arrived: last.at,
+        arrived_cpu: last.cpu,
+        repeats: repeats as u32,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::IntoBytes as _;
+
+    use super::*;
+
+    const CLIENT: (u32, u16) = (1, 40_000);
+    const SERVER: (u32, u16) = (2, 443);
+
+    /// One segment of a story told by hand.
+    struct Tell(u64, u8, u32, From, u8, u32, u32);
+
+    fn raw(&Tell(at_ns, kind, netns, from, tcp_flags, sequence, payload_bytes): &Tell) -> Raw {
+        let ((source, source_port), (destination, destination_port)) = match from {
+            From::Client => (CLIENT, SERVER),
+            From::Server => (SERVER, CLIENT),
+        };
+        let head = Head { at_ns, kind, ..Head::default() };
+        let packet = Packet {
+            head,
+            netns,
+            source,
+            source_port,
+            destination,
+            destination_port,
+            sequence,
+            payload_bytes,
+            tcp_flags,
+            ..Packet::default()
+        };
+        packet.as_bytes().try_into().unwrap()
+    }
+
+    fn story(segments: &[Tell]) -> (Views, Views) {
+        let records: Vec<_> = segments.iter().map(raw).collect();
+        (Views::build(&records, 10, &[443]), Views::build(&records, 20, &[443]))
+    }
+
+    fn told(segments: &[Tell]) -> Vec<Crossing> {
+        let (client, server) = story(segments);
+        let tuple = Tuple { client: 1, client_port: 40_000, server: 2, server_port: 443 };
+        let here = client.find(&tuple, HostNs(0), HostNs(u64::MAX)).unwrap();
+        let there = server.same(&tuple, here.initial).unwrap();
+        crossings(here, there, HostNs(u64::MAX))
+    }
+
+    use super::From::{Client as C, Server as S};
+    use pqtail_common::kind::{RECEIVE as RX, TRANSMIT as TX};
+
+    #[test]
+    fn a_clean_exchange_crosses_once_each() {
+        let crossings = told(&[
+            Tell(10, TX, 10, C, SYN, 100, 0),
+            Tell(12, RX, 20, C, SYN, 100, 0),
+            Tell(13, TX, 20, S, SYN | ACK, 900, 0),
+            Tell(15, RX, 10, S, SYN | ACK, 900, 0),
+            Tell(20, TX, 10, C, ACK, 101, 1400),
+            Tell(22, RX, 20, C, ACK, 101, 1400),
+            Tell(30, TX, 20, S, ACK, 901, 1800),
+            Tell(33, RX, 10, S, ACK, 901, 1800),
+        ]);
+        let times: Vec<_> = crossings.iter().map(|c| (c.out.0, c.arrived.0, c.repeats)).collect();
+        assert_eq!(times, [(10, 12, 0), (13, 15, 0), (20, 22, 0), (30, 33, 0)]);
+        assert!(crossings.iter().all(|c| c.out == c.out_again));
+    }
+
+    #[test]
+    fn a_lost_syn_waits_for_its_copy() {
+        let crossings = told(&[
+            Tell(10, TX, 10, C, SYN, 100, 0),
+            Tell(1_010, TX, 10, C, SYN, 100, 0),
+            Tell(1_012, RX, 20, C, SYN, 100, 0),
+            Tell(1_013, TX, 20, S, SYN | ACK, 900, 0),
+            Tell(1_015, RX, 10, S, SYN | ACK, 900, 0),
+        ]);
+        assert_eq!((crossings[0].out.0, crossings[0].out_again.0, crossings[0].arrived.0), (10, 1_010, 1_012));
+        assert_eq!(crossings[0].repeats, 1);
+        assert_eq!(crossings[1].repeats, 0);
+    }
+
+    #[test]
+    fn a_lost_flight_waits_for_its_copy() {
+        let crossings = told(&[
+            Tell(10, TX, 10, C, SYN, 100, 0),
+            Tell(12, RX, 20, C, SYN, 100, 0),
+            Tell(13, TX, 20, S, SYN | ACK, 900, 0),
+            Tell(15, RX, 10, S, SYN | ACK, 900, 0),
+            Tell(20, TX, 10, C, ACK, 101, 300),
+            Tell(230, TX, 10, C, ACK, 101, 300),
+            Tell(232, RX, 20, C, ACK, 101, 300),
+        ]);
+        let flight = crossings[2];
+        assert_eq!((flight.out.0, flight.out_again.0, flight.arrived.0, flight.repeats), (20, 230, 232, 1));
+    }
+
+    #[test]
+    fn a_port_used_again_is_another_connection() {
+        let (client, server) = story(&[
+            Tell(10, TX, 10, C, SYN, 100, 0),
+            Tell(12, RX, 20, C, SYN, 100, 0),
+            Tell(50, TX, 10, C, SYN, 777, 0),
+            Tell(52, RX, 20, C, SYN, 777, 0),
+        ]);
+        let tuple = Tuple { client: 1, client_port: 40_000, server: 2, server_port: 443 };
+        let second = client.find(&tuple, HostNs(40), HostNs(60)).unwrap();
+        assert_eq!(second.initial, 777);
+        assert_eq!(server.same(&tuple, 777).unwrap().begin(), Some(HostNs(52)));
+    }
+
+    #[test]
+    fn two_segments_cross_when_the_hole_is_filled() {
+        let crossings = told(&[
+            Tell(10, TX, 10, C, SYN, 100, 0),
+            Tell(12, RX, 20, C, SYN, 100, 0),
+            Tell(13, TX, 20, S, SYN | ACK, 900, 0),
+            Tell(15, RX, 10, S, SYN | ACK, 900, 0),
+            Tell(20, TX, 10, C, ACK, 101, 1000),
+            Tell(21, TX, 10, C, ACK, 1101, 400),
+            Tell(23, RX, 20, C, ACK, 1101, 400),
+            Tell(90, TX, 10, C, ACK, 101, 1000),
+            Tell(92, RX, 20, C, ACK, 101, 1000),
+        ]);
+        let flight = crossings[2];
+        assert_eq!((flight.out.0, flight.out_again.0, flight.arrived.0, flight.repeats), (21, 90, 92, 1));
+    }
+}

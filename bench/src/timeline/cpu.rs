@@ -1,0 +1,262 @@
+//! What each CPU of one machine did, as a gapless list of stretches.
+
+use std::collections::BTreeMap;
+
+use pqtail_common::{Beat, Head, Loss, Span, Switch, Wake, flag, kind};
+use zerocopy::FromBytes as _;
+
+/// One kernel record, still raw.
+pub type Raw = [u8; pqtail_common::RECORD_BYTES];
+
+/// Reads a raw record as one of the record types.
+#[must_use]
+pub fn as_record<T: zerocopy::FromBytes>(raw: &Raw) -> T {
+    T::read_from_bytes(raw).expect("every record is RECORD_BYTES long")
+}
+
+/// The head of a raw record.
+#[must_use]
+pub fn head(raw: &Raw) -> Head {
+    Head::read_from_prefix(raw).expect("a record is longer than its head").0
+}
+
+/// What a CPU does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Doing {
+    /// Nothing.
+    Idle,
+    /// Runs the thread.
+    Run(u32),
+    /// Handles a softirq vector.
+    Softirq(u32),
+    /// Handles a Linux irq.
+    Irq(u32),
+    /// Handles a processor vector (timer, IPI).
+    Vector(u32),
+    /// Waits for the hypervisor.
+    Steal,
+}
+
+/// A stretch of one CPU's time, ns on its machine's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Begin.
+    pub start_ns: u64,
+    /// End.
+    pub end_ns: u64,
+    /// What it did.
+    pub doing: Doing,
+}
+
+/// All CPUs of one machine over one trial.
+#[derive(Clone, Debug, Default)]
+pub struct Cpus {
+    stretches: BTreeMap<u32, Vec<Stretch>>,
+    names: BTreeMap<u32, String>,
+    losses: Vec<(u64, u64)>,
+    /// Whether any record carried a steal counter.
+    pub steal_known: bool,
+    /// Steal seen over the recording, ns by CPU.
+    pub steal_ns: BTreeMap<u32, u64>,
+}
+
+#[derive(Default)]
+struct Layers {
+    runs: Vec<Stretch>,
+    softirqs: Vec<Stretch>,
+    irqs: Vec<Stretch>,
+    steals: Vec<Stretch>,
+    last_switch: Option<(u64, u32)>,
+    last_steal: Option<(u64, u64)>,
+    last_ns: u64,
+}
+
+impl Cpus {
+    /// Builds the stretches from a machine's records, sorted by time.
+    #[must_use]
+    pub fn build(records: &[Raw]) -> Self {
+        let mut cpus = Self::default();
+        let mut layers: BTreeMap<u32, Layers> = BTreeMap::new();
+        for raw in records {
+            let head = head(raw);
+            if head.kind == kind::LOSS {
+                let loss: Loss = as_record(raw);
+                cpus.losses.push((loss.start_ns, head.at_ns));
+                continue;
+            }
+            let cpu = layers.entry(u32::from(head.cpu)).or_default();
+            cpu.last_ns = cpu.last_ns.max(head.at_ns);
+            let steal = match head.kind {
+                kind::SWITCH => {
+                    let switch: Switch = as_record(raw);
+                    cpu.switch(&switch);
+                    if switch.next_tid != 0 {
+                        cpus.names.entry(switch.next_tid).or_insert_with(|| name(&switch.next_comm));
+                    }
+                    switch.steal_ns
+                }
+                kind::IRQ | kind::SOFTIRQ | kind::VECTOR => {
+                    let span: Span = as_record(raw);
+                    let (layer, doing) = match head.kind {
+                        kind::IRQ => (&mut cpu.irqs, Doing::Irq(span.number)),
+                        kind::VECTOR => (&mut cpu.irqs, Doing::Vector(span.number)),
+                        _ => (&mut cpu.softirqs, Doing::Softirq(span.number)),
+                    };
+                    if span.start_ns < head.at_ns {
+                        layer.push(Stretch { start_ns: span.start_ns, end_ns: head.at_ns, doing });
+                    }
+                    span.steal_ns
+                }
+                kind::WAKING | kind::WAKEUP | kind::MIGRATE => as_record::<Wake>(raw).steal_ns,
+                kind::BEAT => as_record::<Beat>(raw).steal_ns,
+                _ => continue,
+            };
+            if head.flags & flag::STEAL_KNOWN != 0 {
+                cpus.steal_known = true;
+                *cpus.steal_ns.entry(u32::from(head.cpu)).or_default() += cpu.steal(head.at_ns, steal);
+            }
+        }
+        cpus.stretches = layers.into_iter().map(|(cpu, layers)| (cpu, layers.flatten())).collect();
+        cpus.losses.sort_unstable();
+        cpus
+    }
+
+    /// What the CPU did between two times; nothing is said where nothing is known.
+    pub fn between(&self, cpu: u32, start_ns: u64, end_ns: u64) -> impl Iterator<Item = Stretch> + '_ {
+        let stretches = self.stretches.get(&cpu).map_or(&[][..], Vec::as_slice);
+        clipped(stretches, start_ns, end_ns, |s| (s.start_ns, s.end_ns), |s, start_ns, end_ns| Stretch {
+            start_ns,
+            end_ns,
+            ..s
+        })
+    }
+
+    /// A thread as reports name it: `ksoftirqd/1 [19]`.
+    #[must_use]
+    pub fn thread_name(&self, tid: u32) -> String {
+        match self.names.get(&tid) {
+            Some(name) => format!("{name} [{tid}]"),
+            None => format!("[{tid}]"),
+        }
+    }
+
+    /// Whether records were lost anywhere between two times.
+    #[must_use]
+    pub fn lost_between(&self, start_ns: u64, end_ns: u64) -> bool {
+        self.losses.iter().any(|&(from, to)| from < end_ns && to > start_ns)
+    }
+}
+
+impl Layers {
+    fn switch(&mut self, switch: &Switch) {
+        let at = switch.head.at_ns;
+        if let Some((since, tid)) = self.last_switch
+            && since < at
+        {
+            // A missed switch shows as an outgoing thread that never came in: what ran since is then not known.
+            if tid == switch.head.tid {
+                let doing = if tid == 0 { Doing::Idle } else { Doing::Run(tid) };
+                self.runs.push(Stretch { start_ns: since, end_ns: at, doing });
+            }
+        }
+        self.last_switch = Some((at, switch.next_tid));
+    }
+
+    /// Takes in the counter's value and returns the growth.
+    ///
+    /// The stretch is laid at the end of the gap between two records: a virtual CPU that comes back takes its pending
+    /// interrupts at once, so the first record after the absence follows it closely.
+    fn steal(&mut self, at_ns: u64, counter_ns: u64) -> u64 {
+        let mut grown = 0;
+        if let Some((since, before)) = self.last_steal
+            && at_ns > since
+            && counter_ns > before
+        {
+            grown = counter_ns - before;
+            let start_ns = at_ns.saturating_sub(grown).max(since);
+            self.steals.push(Stretch { start_ns, end_ns: at_ns, doing: Doing::Steal });
+        }
+        self.last_steal = Some((at_ns, counter_ns));
+        grown
+    }
+
+    fn flatten(mut self) -> Vec<Stretch> {
+        if let Some((since, tid)) = self.last_switch
+            && since < self.last_ns
+        {
+            let doing = if tid == 0 { Doing::Idle } else { Doing::Run(tid) };
+            self.runs.push(Stretch { start_ns: since, end_ns: self.last_ns, doing });
+        }
+        // Charging rule: steal over hard irq over softirq over whoever was current.
+        let flat = overlay(self.runs, disjoint(self.softirqs));
+        let flat = overlay(flat, disjoint(self.irqs));
+        overlay(flat, disjoint(self.steals))
+    }
+}
+
+/// Sorts stretches and lets the earlier of two that overlap have the common part.
+fn disjoint(mut stretches: Vec<Stretch>) -> Vec<Stretch> {
+    stretches.sort_by_key(|each| (each.start_ns, each.end_ns));
+    let mut end = 0;
+    stretches.retain_mut(|each| {
+        each.start_ns = each.start_ns.max(end);
+        end = end.max(each.end_ns);
+        each.start_ns < each.end_ns
+    });
+    stretches
+}
+
+/// Lays `top` over `base`: both sorted and free of overlap, and so is the result.
+fn overlay(base: Vec<Stretch>, top: Vec<Stretch>) -> Vec<Stretch> {
+    let mut flat = Vec::with_capacity(base.len() + 2 * top.len());
+    let mut top = top.into_iter().peekable();
+    for mut under in base {
+        while let Some(&over) = top.peek() {
+            if over.start_ns >= under.end_ns {
+                break;
+            }
+            if over.start_ns > under.start_ns {
+                flat.push(Stretch { end_ns: over.start_ns, ..under });
+            }
+            under.start_ns = under.start_ns.max(over.end_ns);
+            if over.end_ns > under.end_ns {
+                break;
+            }
+            flat.push(over);
+            top.next();
+        }
+        if under.start_ns < under.end_ns {
+            flat.push(under);
+        }
+    }
+    flat.extend(top);
+    flat
+}
+
+/// The part of sorted, disjoint stretches between two times, the first and last cut to fit.
+pub(crate) fn clipped<T: Copy>(
+    stretches: &[T],
+    start_ns: u64,
+    end_ns: u64,
+    bounds: impl Fn(T) -> (u64, u64) + Copy,
+    cut: impl Fn(T, u64, u64) -> T,
+) -> impl Iterator<Item = T> {
+    let first = stretches.partition_point(|&each| bounds(each).1 <= start_ns);
+    stretches[first..]
+        .iter()
+        .copied()
+        .take_while(move |&each| bounds(each).0 < end_ns)
+        .map(move |each| {
+            let (start, end) = bounds(each);
+            cut(each, start.max(start_ns), end.min(end_ns))
+        })
+        .filter(move |&each| {
+            let (start, end) = bounds(each);
+            start < end
+        })
+}
+
+fn name(comm: &[u8; 16]) -> String {
+    let length = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
+    String::from_utf8_lossy(&comm[..length]).into_owned()
+}

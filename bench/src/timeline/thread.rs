@@ -1,0 +1,181 @@
+//! What each measured thread did: running, wanting to run, or asleep.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pqtail_common::{Switch, Wake, flag, kind};
+
+use super::cpu::{Raw, as_record, clipped, head};
+
+/// State bits of a stopped or traced task (`__TASK_STOPPED | __TASK_TRACED`, include/linux/sched.h).
+const STOPPED_BITS: u32 = 0x4 | 0x8;
+
+/// What a thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Being {
+    /// Current on this CPU (an interrupt may have it).
+    Running {
+        /// Which.
+        cpu: u32,
+    },
+    /// Woken or preempted, not yet current.
+    Runnable {
+        /// The CPU on which it will run next.
+        cpu: u32,
+        /// It left its CPU with its cgroup out of quota.
+        throttled: bool,
+    },
+    /// Waiting for something else.
+    Asleep {
+        /// The CPU it left.
+        cpu: u32,
+        /// `TASK_*` bits.
+        state: u32,
+    },
+}
+
+impl Being {
+    /// Whether the state is one of a stopped task.
+    #[must_use]
+    pub const fn is_stopped(self) -> bool {
+        matches!(self, Self::Asleep { state, .. } if state & STOPPED_BITS != 0)
+    }
+}
+
+/// A stretch of one thread's time, ns on its machine's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stay {
+    /// Begin.
+    pub start_ns: u64,
+    /// End.
+    pub end_ns: u64,
+    /// What it was.
+    pub being: Being,
+}
+
+/// The measured threads of one machine over one trial.
+#[derive(Clone, Debug, Default)]
+pub struct Threads(BTreeMap<u32, Vec<Stay>>);
+
+#[derive(Default)]
+struct Track {
+    stays: Vec<Stay>,
+    now: Option<(u64, Being)>,
+}
+
+impl Track {
+    fn enter(&mut self, at_ns: u64, being: Being) {
+        if let Some((since, before)) = self.now.take()
+            && since < at_ns
+        {
+            // Where it will run is known only when it does.
+            let before = match (before, being) {
+                (Being::Runnable { throttled, .. }, Being::Running { cpu }) => Being::Runnable { cpu, throttled },
+                _ => before,
+            };
+            self.stays.push(Stay { start_ns: since, end_ns: at_ns, being: before });
+        }
+        self.now = Some((at_ns, being));
+    }
+}
+
+impl Threads {
+    /// Follows the given threads through a machine's records, sorted by time.
+    #[must_use]
+    pub fn build(records: &[Raw], tids: &BTreeSet<u32>) -> Self {
+        let mut tracks: BTreeMap<u32, Track> = tids.iter().map(|&tid| (tid, Track::default())).collect();
+        let mut last_ns = 0;
+        for raw in records {
+            let head = head(raw);
+            match head.kind {
+                kind::SWITCH => {
+                    let switch: Switch = as_record(raw);
+                    let cpu = u32::from(head.cpu);
+                    if let Some(track) = tracks.get_mut(&head.tid) {
+                        track.enter(head.at_ns, left(&switch, cpu));
+                    }
+                    if let Some(track) = tracks.get_mut(&switch.next_tid) {
+                        track.enter(head.at_ns, Being::Running { cpu });
+                    }
+                }
+                kind::WAKING | kind::WAKEUP => {
+                    let wake: Wake = as_record(raw);
+                    if let Some(track) = tracks.get_mut(&wake.target_tid)
+                        // A running thread that is woken has nothing to wait for.
+                        && let Some((_, Being::Asleep { .. })) = track.now
+                    {
+                        track.enter(head.at_ns, Being::Runnable { cpu: wake.target_cpu, throttled: false });
+                    }
+                }
+                _ => {}
+            }
+            last_ns = last_ns.max(head.at_ns);
+        }
+        Self(
+            tracks
+                .into_iter()
+                .map(|(tid, mut track)| {
+                    if let Some((since, being)) = track.now
+                        && since < last_ns
+                    {
+                        track.stays.push(Stay { start_ns: since, end_ns: last_ns, being });
+                    }
+                    (tid, track.stays)
+                })
+                .collect(),
+        )
+    }
+
+    /// What the thread did between two times; nothing is said where nothing is known.
+    pub fn between(&self, tid: u32, start_ns: u64, end_ns: u64) -> impl Iterator<Item = Stay> + '_ {
+        let stays = self.0.get(&tid).map_or(&[][..], Vec::as_slice);
+        clipped(stays, start_ns, end_ns, |s| (s.start_ns, s.end_ns), |s, start_ns, end_ns| Stay {
+            start_ns,
+            end_ns,
+            ..s
+        })
+    }
+}
+
+/// What a thread is that has just left its CPU.
+fn left(switch: &Switch, cpu: u32) -> Being {
+    // prev_state 0 is an involuntary switch, whatever the preempt argument says.
+    if switch.prev_state == 0 {
+        Being::Runnable { cpu, throttled: switch.head.flags & flag::THROTTLED != 0 }
+    } else {
+        Being::Asleep { cpu, state: switch.prev_state }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pqtail_common::Head;
+    use zerocopy::IntoBytes as _;
+
+    use super::*;
+
+    fn switch(at_ns: u64, from: u32, to: u32, prev_state: u32) -> Raw {
+        let head = Head { at_ns, kind: kind::SWITCH, flags: 0, cpu: 1, tid: from };
+        let switch = Switch { head, next_tid: to, prev_state, ..Switch::default() };
+        switch.as_bytes().try_into().unwrap()
+    }
+
+    fn waking(at_ns: u64, tid: u32) -> Raw {
+        let head = Head { at_ns, kind: kind::WAKING, flags: 0, cpu: 0, tid: 99 };
+        Wake { head, target_tid: tid, ..Wake::default() }.as_bytes().try_into().unwrap()
+    }
+
+    #[test]
+    fn a_thread_that_wakes_at_10_and_runs_at_35_waited_25() {
+        let records = [switch(5, 7, 0, 1), waking(10, 7), switch(35, 8, 7, 0), switch(50, 7, 8, 0)];
+        let threads = Threads::build(&records, &BTreeSet::from([7]));
+        let stays: Vec<_> = threads.between(7, 0, 100).map(|s| (s.start_ns, s.end_ns, s.being)).collect();
+        assert_eq!(
+            stays,
+            [
+                (5, 10, Being::Asleep { cpu: 1, state: 1 }),
+                (10, 35, Being::Runnable { cpu: 1, throttled: false }),
+                (35, 50, Being::Running { cpu: 1 }),
+            ]
+        );
+    }
+}
