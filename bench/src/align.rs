@@ -54,12 +54,18 @@ struct Bounds {
 impl Bounds {
     /// Least `a` that a line of this drift may have.
     fn floor(&self, drift: f64) -> f64 {
-        self.lower.iter().map(|(at, theta)| theta - drift * at).fold(f64::NEG_INFINITY, f64::max)
+        self.lower
+            .iter()
+            .map(|(at, theta)| theta - drift * at)
+            .fold(f64::NEG_INFINITY, f64::max)
     }
 
     /// Greatest such `a`.
     fn ceiling(&self, drift: f64) -> f64 {
-        self.upper.iter().map(|(at, theta)| theta - drift * at).fold(f64::INFINITY, f64::min)
+        self.upper
+            .iter()
+            .map(|(at, theta)| theta - drift * at)
+            .fold(f64::INFINITY, f64::min)
     }
 }
 
@@ -70,14 +76,31 @@ pub fn align(exchanges: &[Exchange]) -> Option<Alignment> {
     let first = exchanges.iter().map(|each| each.syn_out).min()?;
     let last = exchanges.iter().map(|each| each.syn_out).max()?;
     let reference_ns = first.0 + (last - first).cast_unsigned() / 2;
-    let sample = exchanges.iter().min_by_key(|each| each.synack_in - each.syn_out)?;
+    let sample = exchanges
+        .iter()
+        .min_by_key(|each| each.synack_in - each.syn_out)?;
     let offset_ns = sample.syn_in - sample.syn_out;
     let point = |at: HostNs, theta: i64| {
-        ((at - HostNs(reference_ns)) as f64, theta.wrapping_sub(offset_ns) as f64)
+        (
+            (at - HostNs(reference_ns)) as f64,
+            theta.wrapping_sub(offset_ns) as f64,
+        )
     };
     let bounds = Bounds {
-        lower: hull(exchanges.iter().map(|x| point(x.synack_in, x.synack_out - x.synack_in)).collect(), 1.0),
-        upper: hull(exchanges.iter().map(|x| point(x.syn_out, x.syn_in - x.syn_out)).collect(), -1.0),
+        lower: hull(
+            exchanges
+                .iter()
+                .map(|x| point(x.synack_in, x.synack_out - x.synack_in))
+                .collect(),
+            1.0,
+        ),
+        upper: hull(
+            exchanges
+                .iter()
+                .map(|x| point(x.syn_out, x.syn_in - x.syn_out))
+                .collect(),
+            -1.0,
+        ),
     };
     let drift = maximize(-DRIFT_MAX, DRIFT_MAX, |b| bounds.ceiling(b) - bounds.floor(b));
     let (floor, ceiling) = (bounds.floor(drift), bounds.ceiling(drift));
@@ -86,8 +109,10 @@ pub fn align(exchanges: &[Exchange]) -> Option<Alignment> {
     }
     let offset_rest_ns = f64::midpoint(floor, ceiling);
     let feasible = |b: f64| bounds.ceiling(b) >= bounds.floor(b);
-    let (steepest_down, steepest_up) =
-        (last_feasible(drift, -DRIFT_MAX, feasible), last_feasible(drift, DRIFT_MAX, feasible));
+    let (steepest_down, steepest_up) = (
+        last_feasible(drift, -DRIFT_MAX, feasible),
+        last_feasible(drift, DRIFT_MAX, feasible),
+    );
     let error_at = |at: f64| {
         let up = maximize(steepest_down, steepest_up, |b| bounds.ceiling(b) + b * at);
         let down = maximize(steepest_down, steepest_up, |b| -(bounds.floor(b) + b * at));
@@ -159,7 +184,14 @@ impl Alignment {
     /// The two ends share a clock and no records say more: the identity, without error.
     #[must_use]
     pub const fn identity() -> Self {
-        Self { handshakes: 0, reference_ns: 0, offset_ns: 0, offset_rest_ns: 0.0, drift: 0.0, error_ns: 0 }
+        Self {
+            handshakes: 0,
+            reference_ns: 0,
+            offset_ns: 0,
+            offset_rest_ns: 0.0,
+            drift: 0.0,
+            error_ns: 0,
+        }
     }
 
     /// Server clock minus client clock at a client time, ns.
@@ -192,7 +224,10 @@ impl Alignment {
     pub fn server(&self, at: HostNs) -> RunNs {
         // theta is a function of client time; the error of taking it at server time less the offset is drift squared.
         let guess = HostNs(at.0.wrapping_sub(self.offset_ns.cast_unsigned()));
-        RunNs(at.0.wrapping_sub(self.offset_at(guess).cast_unsigned()).cast_signed())
+        RunNs(
+            at.0.wrapping_sub(self.offset_at(guess).cast_unsigned())
+                .cast_signed(),
+        )
     }
 
     /// A run time on the server's clock.

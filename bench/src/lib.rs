@@ -28,6 +28,10 @@ pub mod attribute;
 
 pub mod statistics;
 
+pub mod verdict;
+
+pub mod analyze;
+
 pub mod report;
 
 /// The running executable's version, as manifests name it.

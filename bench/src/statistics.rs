@@ -56,7 +56,9 @@ pub fn bootstrap_interval(values: &[i64], seed: u64) -> Option<(i64, i64)> {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
     let mut means: Vec<i64> = (0..RESAMPLES)
         .map(|_| {
-            let sum: i128 = (0..values.len()).map(|_| i128::from(values[random.random_range(0..values.len())])).sum();
+            let sum: i128 = (0..values.len())
+                .map(|_| i128::from(values[random.random_range(0..values.len())]))
+                .sum();
             (sum / values.len() as i128) as i64
         })
         .collect();

@@ -34,7 +34,9 @@ impl Baseline {
     /// latency.
     #[must_use]
     pub fn of(ascending: &[(u64, Ledger)]) -> Self {
-        Self { ledger: mean_band(ascending, BASELINE_BAND).unwrap_or_default() }
+        Self {
+            ledger: mean_band(ascending, BASELINE_BAND).unwrap_or_default(),
+        }
     }
 
     /// ns of a line above what is usual.
@@ -50,7 +52,10 @@ impl Baseline {
         let excesses = Line::all().map(|line| (self.excess_ns(ledger, line), line));
         let whole: u64 = excesses.iter().map(|(ns, _)| ns).sum();
         // The first of equals in report order, so that the result does not depend on anything else.
-        let (ns, line) = excesses.into_iter().reduce(|best, each| if each.0 > best.0 { each } else { best }).expect("lines");
+        let (ns, line) = excesses
+            .into_iter()
+            .reduce(|best, each| if each.0 > best.0 { each } else { best })
+            .expect("lines");
         (line, ns, if whole == 0 { 0.0 } else { ns as f64 / whole as f64 })
     }
 }
@@ -83,8 +88,9 @@ pub struct Names<'a> {
 }
 
 /// Softirq vectors by number (include/linux/interrupt.h).
-const SOFTIRQS: [&str; 10] =
-    ["HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU"];
+const SOFTIRQS: [&str; 10] = [
+    "HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU",
+];
 
 impl Names<'_> {
     /// Who it is, if it is anybody.
@@ -98,7 +104,10 @@ impl Names<'_> {
             },
             Detail::Vector(number) => format!("vector {number}{}", vector_name(number, &self.facts.machine)),
             Detail::Softirq(number) => {
-                format!("softirq {}", SOFTIRQS.get(number as usize).copied().unwrap_or("unknown"))
+                format!(
+                    "softirq {}",
+                    SOFTIRQS.get(number as usize).copied().unwrap_or("unknown")
+                )
             }
             Detail::OtherRequests => "other requests of the same thread".to_owned(),
             Detail::Hypervisor => "hypervisor".to_owned(),
@@ -133,11 +142,21 @@ impl<'a> Witness<'a> {
     /// Begins with nothing seen.
     #[must_use]
     pub fn new(intended: RunNs, client: Names<'a>, server: Names<'a>) -> Self {
-        Self { intended, client, server, culprits: BTreeMap::new(), evidence: Vec::new() }
+        Self {
+            intended,
+            client,
+            server,
+            culprits: BTreeMap::new(),
+            evidence: Vec::new(),
+        }
     }
 
     fn names(&self, line: Line) -> Names<'a> {
-        if matches!(line, Line::Thread(Side::Server, _)) { self.server } else { self.client }
+        if matches!(line, Line::Thread(Side::Server, _)) {
+            self.server
+        } else {
+            self.client
+        }
     }
 
     /// Takes in one charge of the interval with this label.
@@ -173,7 +192,12 @@ impl<'a> Witness<'a> {
 
     /// Adds what is known besides the charges.
     pub fn note(&mut self, at: RunNs, line: Line, what: String) {
-        self.evidence.push(Evidence { at_ns: at - self.intended, duration_ns: 0, line, what });
+        self.evidence.push(Evidence {
+            at_ns: at - self.intended,
+            duration_ns: 0,
+            line,
+            what,
+        });
     }
 
     /// Every named culprit with its line and time, ns.
@@ -187,24 +211,34 @@ impl<'a> Witness<'a> {
     #[must_use]
     pub fn culprit(&self, cause: Line) -> Option<String> {
         let named = self.culprits().filter(|(line, ..)| *line == cause);
-        named.reduce(|best, each| if each.2 > best.2 { each } else { best }).map(|(_, name, _)| name).or_else(|| {
-            Some(
-                match cause {
-                    Line::Retransmit(Segment::Syn) => "lost SYN",
-                    Line::Retransmit(Segment::SynAck) => "lost SYN-ACK",
-                    Line::Retransmit(Segment::Data) => "lost data segment",
-                    _ => return None,
-                }
-                .to_owned(),
-            )
-        })
+        named
+            .reduce(|best, each| if each.2 > best.2 { each } else { best })
+            .map(|(_, name, _)| name)
+            .or_else(|| {
+                Some(
+                    match cause {
+                        Line::Retransmit(Segment::Syn) => "lost SYN",
+                        Line::Retransmit(Segment::SynAck) => "lost SYN-ACK",
+                        Line::Retransmit(Segment::Data) => "lost data segment",
+                        _ => return None,
+                    }
+                    .to_owned(),
+                )
+            })
     }
 
     /// What was seen of the cause first, then the rest, longest first, in a list of bounded length.
     #[must_use]
     pub fn evidence(mut self, cause: Line) -> Vec<Evidence> {
         self.evidence.sort_by(|a, b| {
-            let key = |e: &Evidence| (e.line != cause, e.duration_ns > 0, std::cmp::Reverse(e.duration_ns), e.at_ns);
+            let key = |e: &Evidence| {
+                (
+                    e.line != cause,
+                    e.duration_ns > 0,
+                    std::cmp::Reverse(e.duration_ns),
+                    e.at_ns,
+                )
+            };
             key(a).cmp(&key(b))
         });
         self.evidence.truncate(EVIDENCE_MAX);
@@ -228,7 +262,9 @@ mod tests {
     fn the_cause_is_what_exceeds_the_baseline_not_what_is_largest() {
         let compute = Line::Thread(Side::Server, ThreadLine::Compute);
         let queue = Line::Thread(Side::Server, ThreadLine::RunQueue);
-        let usual: Vec<_> = (0..100).map(|i| (i, ledger(&[(compute, 500), (queue, 10)]))).collect();
+        let usual: Vec<_> = (0..100)
+            .map(|i| (i, ledger(&[(compute, 500), (queue, 10)])))
+            .collect();
         let (cause, excess, share) = Baseline::of(&usual).cause(&ledger(&[(compute, 520), (queue, 400)]));
         assert_eq!((cause, excess), (queue, 390));
         assert!((share - 390.0 / 410.0).abs() < 1e-9);

@@ -1,7 +1,7 @@
 //! An interval split by cause: every nanosecond charged once, by the rule steal > hard irq > softirq > throttle > run queue >
 //! blocked; what no record covers stays *unexplained*.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::{
     align::Alignment,
@@ -72,7 +72,11 @@ impl Active {
     /// Adds a stretch; empty or unfinished ones are passed over.
     pub fn add(&mut self, tid: u32, request: u32, start_ns: u64, end_ns: u64) {
         if start_ns > 0 && end_ns > start_ns {
-            self.0.entry(tid).or_default().push(Work { start_ns, end_ns, request });
+            self.0.entry(tid).or_default().push(Work {
+                start_ns,
+                end_ns,
+                request,
+            });
         }
     }
 
@@ -91,11 +95,17 @@ impl Active {
 
     fn between(&self, tid: u32, start_ns: u64, end_ns: u64) -> impl Iterator<Item = Work> + '_ {
         let work = self.0.get(&tid).map_or(&[][..], Vec::as_slice);
-        clipped(work, start_ns, end_ns, |w| (w.start_ns, w.end_ns), |w, start_ns, end_ns| Work {
+        clipped(
+            work,
             start_ns,
             end_ns,
-            ..w
-        })
+            |w| (w.start_ns, w.end_ns),
+            |w, start_ns, end_ns| Work {
+                start_ns,
+                end_ns,
+                ..w
+            },
+        )
     }
 }
 
@@ -119,8 +129,6 @@ pub struct Hosts<'a> {
     pub server: HostView<'a>,
     /// From one clock to the other.
     pub alignment: &'a Alignment,
-    /// All measured threads of both hosts: they are not foreign.
-    pub measured: &'a BTreeSet<u32>,
 }
 
 /// Charges the pieces of one interval, in time order per thread state, and whatever is left as *unexplained*.
@@ -138,7 +146,13 @@ impl Meter<'_> {
         if ns > 0 {
             self.left_ns -= ns;
             let start = self.start + start_ns.wrapping_sub(self.host_start_ns).cast_signed();
-            (self.sink)(Charge { line, start, ns, cpu, detail });
+            (self.sink)(Charge {
+                line,
+                start,
+                ns,
+                cpu,
+                detail,
+            });
         }
     }
 }
@@ -146,7 +160,13 @@ impl Meter<'_> {
 /// Splits an interval of the request with this number; the charges sum to its length.
 pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dyn FnMut(Charge)) {
     let length_ns = (interval.end - interval.start).cast_unsigned();
-    let whole = |line| Charge { line, start: interval.start, ns: length_ns, cpu: None, detail: Detail::Nobody };
+    let whole = |line| Charge {
+        line,
+        start: interval.start,
+        ns: length_ns,
+        cpu: None,
+        detail: Detail::Nobody,
+    };
     let (side, view) = match interval.owner {
         Owner::Wire => return sink(whole(Line::Network)),
         Owner::Lost(segment) => return sink(whole(Line::Retransmit(segment))),
@@ -161,7 +181,12 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
         Side::Server => hosts.alignment.to_server(at).0,
     };
     let (from, to) = (on_host(interval.start), on_host(interval.end));
-    let mut meter = Meter { start: interval.start, host_start_ns: from, left_ns: length_ns, sink };
+    let mut meter = Meter {
+        start: interval.start,
+        host_start_ns: from,
+        left_ns: length_ns,
+        sink,
+    };
     match interval.owner {
         Owner::Stack { cpu, .. } => {
             for stretch in view.cpus.between(cpu, from, to) {
@@ -176,7 +201,13 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
     }
     if meter.left_ns > 0 {
         let (ns, start) = (meter.left_ns, interval.start);
-        (meter.sink)(Charge { line: Line::Unexplained, start, ns, cpu: None, detail: Detail::Nobody });
+        (meter.sink)(Charge {
+            line: Line::Unexplained,
+            start,
+            ns,
+            cpu: None,
+            detail: Detail::Nobody,
+        });
     }
 }
 
@@ -210,7 +241,13 @@ fn thread(
                             meter.charge(line(ThreadLine::Throttled), start, end, Some(cpu), Detail::Quota);
                         }
                         Doing::Run(other) => {
-                            meter.charge(line(ThreadLine::RunQueue), start, end, Some(cpu), Detail::Task(other));
+                            meter.charge(
+                                line(ThreadLine::RunQueue),
+                                start,
+                                end,
+                                Some(cpu),
+                                Detail::Task(other),
+                            );
                         }
                         Doing::Idle => {
                             meter.charge(line(ThreadLine::Wakeup), start, end, Some(cpu), Detail::IdleCpu);
@@ -221,12 +258,24 @@ fn thread(
             }
             Being::Asleep { state, .. } if stay.being.is_stopped() => {
                 let detail = Detail::State(state);
-                meter.charge(line(ThreadLine::Stopped), stay.start_ns, stay.end_ns, None, detail);
+                meter.charge(
+                    line(ThreadLine::Stopped),
+                    stay.start_ns,
+                    stay.end_ns,
+                    None,
+                    detail,
+                );
             }
             Being::Asleep { cpu, state } => match waiting {
                 None => {
                     let detail = Detail::State(state);
-                    meter.charge(line(ThreadLine::Blocked), stay.start_ns, stay.end_ns, Some(cpu), detail);
+                    meter.charge(
+                        line(ThreadLine::Blocked),
+                        stay.start_ns,
+                        stay.end_ns,
+                        Some(cpu),
+                        detail,
+                    );
                 }
                 // Its packet is in, or its timer is due, and nobody has woken it: what does that CPU do instead?
                 Some(arrived_cpu) => {
@@ -258,9 +307,19 @@ fn own_time(
     let mut at = stretch.start_ns;
     let own = Line::Thread(side, ThreadLine::Compute);
     let others = Line::Thread(side, ThreadLine::OtherWork);
-    for work in view.active.between(tid, stretch.start_ns, stretch.end_ns).filter(|w| w.request != request) {
+    for work in view
+        .active
+        .between(tid, stretch.start_ns, stretch.end_ns)
+        .filter(|w| w.request != request)
+    {
         meter.charge(own, at, work.start_ns, Some(cpu), Detail::Nobody);
-        meter.charge(others, work.start_ns, work.end_ns, Some(cpu), Detail::OtherRequests);
+        meter.charge(
+            others,
+            work.start_ns,
+            work.end_ns,
+            Some(cpu),
+            Detail::OtherRequests,
+        );
         at = work.end_ns;
     }
     meter.charge(own, at, stretch.end_ns, Some(cpu), Detail::Nobody);
@@ -275,5 +334,11 @@ fn interrupted(side: Side, cpu: u32, stretch: Stretch, meter: &mut Meter<'_>) {
         Doing::Softirq(number) => (ThreadLine::Softirq, Detail::Softirq(number)),
         Doing::Run(_) | Doing::Idle => return,
     };
-    meter.charge(Line::Thread(side, line), stretch.start_ns, stretch.end_ns, Some(cpu), detail);
+    meter.charge(
+        Line::Thread(side, line),
+        stretch.start_ns,
+        stretch.end_ns,
+        Some(cpu),
+        detail,
+    );
 }

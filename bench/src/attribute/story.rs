@@ -67,7 +67,12 @@ impl Chain {
     fn to(&mut self, at: RunNs, label: impl Into<String>, owner: Owner) {
         let end = at.min(self.done);
         if end > self.cursor {
-            self.intervals.push(Interval { label: label.into(), start: self.cursor, end, owner });
+            self.intervals.push(Interval {
+                label: label.into(),
+                start: self.cursor,
+                end,
+                owner,
+            });
             self.cursor = end;
         }
     }
@@ -83,9 +88,20 @@ pub fn intervals(
 ) -> Vec<Interval> {
     let client = |ns: u64| Alignment::client(HostNs(ns));
     let tid = request.worker_tid;
-    let mut chain =
-        Chain { intervals: Vec::new(), cursor: client(request.intended_ns), done: client(request.done_ns) };
-    chain.to(client(request.start_ns), "dispatch", Owner::Waiting { side: Side::Client, tid, cpu: None });
+    let mut chain = Chain {
+        intervals: Vec::new(),
+        cursor: client(request.intended_ns),
+        done: client(request.done_ns),
+    };
+    chain.to(
+        client(request.start_ns),
+        "dispatch",
+        Owner::Waiting {
+            side: Side::Client,
+            tid,
+            cpu: None,
+        },
+    );
     let Some(alignment) = alignment.filter(|_| !crossings.is_empty()) else {
         chain.to(chain.done, "no packets recorded", Owner::Unknown);
         return chain.intervals;
@@ -102,10 +118,24 @@ pub fn intervals(
     for crossing in crossings {
         let out = sent(crossing, crossing.out);
         match (crossing.what, before) {
-            (What::Syn, _) => chain.to(out, "connect", Owner::Active { side: Side::Client, tid }),
+            (What::Syn, _) => chain.to(
+                out,
+                "connect",
+                Owner::Active {
+                    side: Side::Client,
+                    tid,
+                },
+            ),
             (What::SynAck, _) => {
                 let cpu = before.map_or(crossing.arrived_cpu, |syn| syn.arrived_cpu);
-                chain.to(out, "answer the SYN", Owner::Stack { side: Side::Server, cpu });
+                chain.to(
+                    out,
+                    "answer the SYN",
+                    Owner::Stack {
+                        side: Side::Server,
+                        cpu,
+                    },
+                );
             }
             (What::Flight(number), Some(before)) if before.from != crossing.from => {
                 turn(&mut chain, request, connection, alignment, before, out, number);
@@ -123,7 +153,9 @@ pub fn intervals(
     }
     // Only an answer that came after the request went out is the response: an earlier one means that records are missing.
     let response = before.filter(|last| {
-        last.from == From::Server && request.request_written_ns > 0 && last.arrived.0 >= request.request_written_ns
+        last.from == From::Server
+            && request.request_written_ns > 0
+            && last.arrived.0 >= request.request_written_ns
             || last.from == From::Server && request.first_response_byte_ns >= last.arrived.0 && {
                 last.arrived.0 > request.handshake_done_ns
             }
@@ -133,9 +165,24 @@ pub fn intervals(
             let cpu = Some(last.arrived_cpu);
             if request.first_response_byte_ns >= last.arrived.0 {
                 let noticed = client(request.first_response_byte_ns);
-                chain.to(noticed, "notice the response", Owner::Waiting { side: Side::Client, tid, cpu });
+                chain.to(
+                    noticed,
+                    "notice the response",
+                    Owner::Waiting {
+                        side: Side::Client,
+                        tid,
+                        cpu,
+                    },
+                );
             }
-            chain.to(chain.done, "read the response", Owner::Active { side: Side::Client, tid });
+            chain.to(
+                chain.done,
+                "read the response",
+                Owner::Active {
+                    side: Side::Client,
+                    tid,
+                },
+            );
         }
         None => chain.to(chain.done, "packets missing", Owner::Unknown),
     }
@@ -159,7 +206,10 @@ fn turn(
             let noticed = first_after(&stamps, before.arrived).map(Alignment::client);
             let names = match before.what {
                 What::SynAck => ("notice the connection", "make the ClientHello"),
-                _ => ("notice the server's flight", "finish the handshake, write the request"),
+                _ => (
+                    "notice the server's flight",
+                    "finish the handshake, write the request",
+                ),
             };
             (Side::Client, request.worker_tid, noticed, names)
         }
@@ -189,7 +239,12 @@ fn turn(
 }
 
 fn first_after(stamps: &[u64], at: HostNs) -> Option<HostNs> {
-    stamps.iter().copied().filter(|&stamp| stamp >= at.0 && stamp > 0).min().map(HostNs)
+    stamps
+        .iter()
+        .copied()
+        .filter(|&stamp| stamp >= at.0 && stamp > 0)
+        .min()
+        .map(HostNs)
 }
 
 const fn segment(what: What) -> Segment {

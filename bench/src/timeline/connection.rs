@@ -125,7 +125,11 @@ impl Views {
     }
 
     fn packet(&mut self, head: Head, packet: &Packet, server_ports: &[u16]) {
-        let from = if server_ports.contains(&packet.destination_port) { From::Client } else { From::Server };
+        let from = if server_ports.contains(&packet.destination_port) {
+            From::Client
+        } else {
+            From::Server
+        };
         let tuple = match from {
             From::Client => Tuple {
                 client: packet.source,
@@ -142,14 +146,24 @@ impl Views {
         };
         let list = self.0.entry(tuple).or_default();
         let first_syn = from == From::Client && packet.tcp_flags & (SYN | ACK) == SYN;
-        if first_syn && list.last().is_none_or(|last| last.initial != packet.sequence) && head.kind != kind::DROP {
-            list.push(View { initial: packet.sequence, ..View::default() });
+        if first_syn
+            && list.last().is_none_or(|last| last.initial != packet.sequence)
+            && head.kind != kind::DROP
+        {
+            list.push(View {
+                initial: packet.sequence,
+                ..View::default()
+            });
         }
         let Some(view) = list.last_mut() else { return };
         if head.kind == kind::DROP {
             // A consumed duplicate or the ACK of a closed socket is dropped as a matter of course: only data and SYNs count.
             if packet.payload_bytes > 0 || packet.tcp_flags & SYN != 0 {
-                view.incidents.push(Incident { at: HostNs(head.at_ns), kind: head.kind, reason: packet.reason });
+                view.incidents.push(Incident {
+                    at: HostNs(head.at_ns),
+                    kind: head.kind,
+                    reason: packet.reason,
+                });
             }
             return;
         }
@@ -167,7 +181,11 @@ impl Views {
         };
         // SYN takes one sequence number, so data begins at 1.
         let relative = packet.sequence.wrapping_sub(initial);
-        let start = if packet.tcp_flags & SYN != 0 { 0 } else { relative.wrapping_sub(1) };
+        let start = if packet.tcp_flags & SYN != 0 {
+            0
+        } else {
+            relative.wrapping_sub(1)
+        };
         if start > SEQUENCE_WINDOW {
             return;
         }
@@ -199,14 +217,21 @@ impl Views {
             }
         };
         if let Some(view) = self.0.get_mut(&tuple).and_then(|list| list.last_mut()) {
-            view.incidents.push(Incident { at: HostNs(head.at_ns), kind: head.kind, reason: 0 });
+            view.incidents.push(Incident {
+                at: HostNs(head.at_ns),
+                kind: head.kind,
+                reason: 0,
+            });
         }
     }
 
     /// The connection of this tuple whose first SYN lies at or after `from` and before `to` on this host's clock.
     #[must_use]
     pub fn find(&self, tuple: &Tuple, from: HostNs, to: HostNs) -> Option<&View> {
-        self.0.get(tuple)?.iter().find(|view| view.begin().is_some_and(|at| at >= from && at <= to))
+        self.0
+            .get(tuple)?
+            .iter()
+            .find(|view| view.begin().is_some_and(|at| at >= from && at <= to))
     }
 
     /// The connection of this tuple with this initial sequence number: how the other host's view is found without a clock.
@@ -225,7 +250,10 @@ impl Views {
             .filter_map(|(tuple, here)| {
                 let there = server.same(tuple, here.initial)?;
                 let once = |view: &View, from, leaves| {
-                    let mut syns = view.seen.iter().filter(|s| s.is_syn() && s.from == from && s.leaves == leaves);
+                    let mut syns = view
+                        .seen
+                        .iter()
+                        .filter(|s| s.is_syn() && s.from == from && s.leaves == leaves);
                     syns.next().filter(|_| syns.next().is_none()).map(|s| s.at)
                 };
                 Some(Exchange {
@@ -249,11 +277,15 @@ impl View {
     }
 
     fn syn(&self, from: From, leaves: bool) -> impl DoubleEndedIterator<Item = &Seen> {
-        self.seen.iter().filter(move |each| each.is_syn() && each.from == from && each.leaves == leaves)
+        self.seen
+            .iter()
+            .filter(move |each| each.is_syn() && each.from == from && each.leaves == leaves)
     }
 
     fn data(&self, from: From, leaves: bool) -> impl DoubleEndedIterator<Item = &Seen> {
-        self.seen.iter().filter(move |each| each.has_data() && each.from == from && each.leaves == leaves)
+        self.seen
+            .iter()
+            .filter(move |each| each.has_data() && each.from == from && each.leaves == leaves)
     }
 }
 
@@ -299,16 +331,25 @@ pub enum What {
 /// there; shorter than the exchange if later ones are not.
 #[must_use]
 pub fn crossings(client: &View, server: &View, done: HostNs) -> Vec<Crossing> {
-    let Some(syn) = syn_crossing(client, server, From::Client) else { return Vec::new() };
-    let Some(synack) = syn_crossing(server, client, From::Server) else { return Vec::new() };
+    let Some(syn) = syn_crossing(client, server, From::Client) else {
+        return Vec::new();
+    };
+    let Some(synack) = syn_crossing(server, client, From::Server) else {
+        return Vec::new();
+    };
     let mut crossings = vec![syn, synack];
     for flight in flights(client, done) {
         let (sender, receiver) = match flight.from {
             From::Client => (client, server),
             From::Server => (server, client),
         };
-        let number = crossings.iter().filter(|c| c.from == flight.from && matches!(c.what, What::Flight(_))).count();
-        let Some(crossing) = flight_crossing(sender, receiver, flight, number as u32 + 1) else { break };
+        let number = crossings
+            .iter()
+            .filter(|c| c.from == flight.from && matches!(c.what, What::Flight(_)))
+            .count();
+        let Some(crossing) = flight_crossing(sender, receiver, flight, number as u32 + 1) else {
+            break;
+        };
         crossings.push(crossing);
     }
     crossings
@@ -325,7 +366,11 @@ fn syn_crossing(sender: &View, receiver: &View, from: From) -> Option<Crossing> 
     let out_again = sender.syn(from, true).nth(lost).map_or(out, |s| s.at);
     Some(Crossing {
         from,
-        what: if from == From::Client { What::Syn } else { What::SynAck },
+        what: if from == From::Client {
+            What::Syn
+        } else {
+            What::SynAck
+        },
         out,
         out_again,
         arrived: arrived.at,
@@ -351,14 +396,21 @@ fn flights(client: &View, done: HostNs) -> Vec<Flight> {
         *high = end;
         match flights.last_mut() {
             Some(last) if last.from == seen.from => last.end = end,
-            _ => flights.push(Flight { from: seen.from, start, end }),
+            _ => flights.push(Flight {
+                from: seen.from,
+                start,
+                end,
+            }),
         }
     }
     flights
 }
 
 fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) -> Option<Crossing> {
-    let out = sender.data(flight.from, true).find(|each| each.end >= flight.end)?.at;
+    let out = sender
+        .data(flight.from, true)
+        .find(|each| each.end >= flight.end)?
+        .at;
     let mut have = flight.start;
     let mut early: Vec<(u32, u32)> = Vec::new();
     let mut filled_hole = false;
@@ -392,11 +444,17 @@ fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) 
         .filter(|each| each.start < last.end && each.end > last.start)
         .take_while(|each| each.at <= last.at)
         .count();
-    let copies: Vec<&Seen> =
-        std::iter::once(first).chain(copies).filter(|each| each.start <= last.start.max(first.start)).collect();
+    let copies: Vec<&Seen> = std::iter::once(first)
+        .chain(copies)
+        .filter(|each| each.start <= last.start.max(first.start))
+        .collect();
     let repeats = copies.len().saturating_sub(arrivals.max(1));
     let again = copies.get(repeats).map_or(out, |each| each.at);
-    let out_again = if repeats > 0 || filled_hole { again.max(out) } else { out };
+    let out_again = if repeats > 0 || filled_hole {
+        again.max(out)
+    } else {
+        out
+    };
     Some(Crossing {
         from: flight.from,
         what: What::Flight(number),
@@ -425,7 +483,11 @@ mod tests {
             From::Client => (CLIENT, SERVER),
             From::Server => (SERVER, CLIENT),
         };
-        let head = Head { at_ns, kind, ..Head::default() };
+        let head = Head {
+            at_ns,
+            kind,
+            ..Head::default()
+        };
         let packet = Packet {
             head,
             netns,
@@ -443,12 +505,20 @@ mod tests {
 
     fn story(segments: &[Tell]) -> (Views, Views) {
         let records: Vec<_> = segments.iter().map(raw).collect();
-        (Views::build(&records, 10, &[443]), Views::build(&records, 20, &[443]))
+        (
+            Views::build(&records, 10, &[443]),
+            Views::build(&records, 20, &[443]),
+        )
     }
 
     fn told(segments: &[Tell]) -> Vec<Crossing> {
         let (client, server) = story(segments);
-        let tuple = Tuple { client: 1, client_port: 40_000, server: 2, server_port: 443 };
+        let tuple = Tuple {
+            client: 1,
+            client_port: 40_000,
+            server: 2,
+            server_port: 443,
+        };
         let here = client.find(&tuple, HostNs(0), HostNs(u64::MAX)).unwrap();
         let there = server.same(&tuple, here.initial).unwrap();
         crossings(here, there, HostNs(u64::MAX))
@@ -469,7 +539,10 @@ mod tests {
             Tell(30, TX, 20, S, ACK, 901, 1800),
             Tell(33, RX, 10, S, ACK, 901, 1800),
         ]);
-        let times: Vec<_> = crossings.iter().map(|c| (c.out.0, c.arrived.0, c.repeats)).collect();
+        let times: Vec<_> = crossings
+            .iter()
+            .map(|c| (c.out.0, c.arrived.0, c.repeats))
+            .collect();
         assert_eq!(times, [(10, 12, 0), (13, 15, 0), (20, 22, 0), (30, 33, 0)]);
         assert!(crossings.iter().all(|c| c.out == c.out_again));
     }
@@ -483,7 +556,14 @@ mod tests {
             Tell(1_013, TX, 20, S, SYN | ACK, 900, 0),
             Tell(1_015, RX, 10, S, SYN | ACK, 900, 0),
         ]);
-        assert_eq!((crossings[0].out.0, crossings[0].out_again.0, crossings[0].arrived.0), (10, 1_010, 1_012));
+        assert_eq!(
+            (
+                crossings[0].out.0,
+                crossings[0].out_again.0,
+                crossings[0].arrived.0
+            ),
+            (10, 1_010, 1_012)
+        );
         assert_eq!(crossings[0].repeats, 1);
         assert_eq!(crossings[1].repeats, 0);
     }
@@ -500,7 +580,10 @@ mod tests {
             Tell(232, RX, 20, C, ACK, 101, 300),
         ]);
         let flight = crossings[2];
-        assert_eq!((flight.out.0, flight.out_again.0, flight.arrived.0, flight.repeats), (20, 230, 232, 1));
+        assert_eq!(
+            (flight.out.0, flight.out_again.0, flight.arrived.0, flight.repeats),
+            (20, 230, 232, 1)
+        );
     }
 
     #[test]
@@ -511,7 +594,12 @@ mod tests {
             Tell(50, TX, 10, C, SYN, 777, 0),
             Tell(52, RX, 20, C, SYN, 777, 0),
         ]);
-        let tuple = Tuple { client: 1, client_port: 40_000, server: 2, server_port: 443 };
+        let tuple = Tuple {
+            client: 1,
+            client_port: 40_000,
+            server: 2,
+            server_port: 443,
+        };
         let second = client.find(&tuple, HostNs(40), HostNs(60)).unwrap();
         assert_eq!(second.initial, 777);
         assert_eq!(server.same(&tuple, 777).unwrap().begin(), Some(HostNs(52)));
@@ -531,6 +619,9 @@ mod tests {
             Tell(92, RX, 20, C, ACK, 101, 1000),
         ]);
         let flight = crossings[2];
-        assert_eq!((flight.out.0, flight.out_again.0, flight.arrived.0, flight.repeats), (21, 90, 92, 1));
+        assert_eq!(
+            (flight.out.0, flight.out_again.0, flight.arrived.0, flight.repeats),
+            (21, 90, 92, 1)
+        );
     }
 }

@@ -17,7 +17,9 @@ pub fn as_record<T: zerocopy::FromBytes>(raw: &Raw) -> T {
 /// The head of a raw record.
 #[must_use]
 pub fn head(raw: &Raw) -> Head {
-    Head::read_from_prefix(raw).expect("a record is longer than its head").0
+    Head::read_from_prefix(raw)
+        .expect("a record is longer than its head")
+        .0
 }
 
 /// What a CPU does.
@@ -91,7 +93,9 @@ impl Cpus {
                     let switch: Switch = as_record(raw);
                     cpu.switch(&switch);
                     if switch.next_tid != 0 {
-                        cpus.names.entry(switch.next_tid).or_insert_with(|| name(&switch.next_comm));
+                        cpus.names
+                            .entry(switch.next_tid)
+                            .or_insert_with(|| name(&switch.next_comm));
                     }
                     switch.steal_ns
                 }
@@ -103,7 +107,11 @@ impl Cpus {
                         _ => (&mut cpu.softirqs, Doing::Softirq(span.number)),
                     };
                     if span.start_ns < head.at_ns {
-                        layer.push(Stretch { start_ns: span.start_ns, end_ns: head.at_ns, doing });
+                        layer.push(Stretch {
+                            start_ns: span.start_ns,
+                            end_ns: head.at_ns,
+                            doing,
+                        });
                     }
                     span.steal_ns
                 }
@@ -116,7 +124,10 @@ impl Cpus {
                 *cpus.steal_ns.entry(u32::from(head.cpu)).or_default() += cpu.steal(head.at_ns, steal);
             }
         }
-        cpus.stretches = layers.into_iter().map(|(cpu, layers)| (cpu, layers.flatten())).collect();
+        cpus.stretches = layers
+            .into_iter()
+            .map(|(cpu, layers)| (cpu, layers.flatten()))
+            .collect();
         cpus.losses.sort_unstable();
         cpus
     }
@@ -124,11 +135,17 @@ impl Cpus {
     /// What the CPU did between two times; nothing is said where nothing is known.
     pub fn between(&self, cpu: u32, start_ns: u64, end_ns: u64) -> impl Iterator<Item = Stretch> + '_ {
         let stretches = self.stretches.get(&cpu).map_or(&[][..], Vec::as_slice);
-        clipped(stretches, start_ns, end_ns, |s| (s.start_ns, s.end_ns), |s, start_ns, end_ns| Stretch {
+        clipped(
+            stretches,
             start_ns,
             end_ns,
-            ..s
-        })
+            |s| (s.start_ns, s.end_ns),
+            |s, start_ns, end_ns| Stretch {
+                start_ns,
+                end_ns,
+                ..s
+            },
+        )
     }
 
     /// A thread as reports name it: `ksoftirqd/1 [19]`.
@@ -143,7 +160,9 @@ impl Cpus {
     /// Whether records were lost anywhere between two times.
     #[must_use]
     pub fn lost_between(&self, start_ns: u64, end_ns: u64) -> bool {
-        self.losses.iter().any(|&(from, to)| from < end_ns && to > start_ns)
+        self.losses
+            .iter()
+            .any(|&(from, to)| from < end_ns && to > start_ns)
     }
 }
 
@@ -156,7 +175,11 @@ impl Layers {
             // A missed switch shows as an outgoing thread that never came in: what ran since is then not known.
             if tid == switch.head.tid {
                 let doing = if tid == 0 { Doing::Idle } else { Doing::Run(tid) };
-                self.runs.push(Stretch { start_ns: since, end_ns: at, doing });
+                self.runs.push(Stretch {
+                    start_ns: since,
+                    end_ns: at,
+                    doing,
+                });
             }
         }
         self.last_switch = Some((at, switch.next_tid));
@@ -174,7 +197,11 @@ impl Layers {
         {
             grown = counter_ns - before;
             let start_ns = at_ns.saturating_sub(grown).max(since);
-            self.steals.push(Stretch { start_ns, end_ns: at_ns, doing: Doing::Steal });
+            self.steals.push(Stretch {
+                start_ns,
+                end_ns: at_ns,
+                doing: Doing::Steal,
+            });
         }
         self.last_steal = Some((at_ns, counter_ns));
         grown
@@ -185,7 +212,11 @@ impl Layers {
             && since < self.last_ns
         {
             let doing = if tid == 0 { Doing::Idle } else { Doing::Run(tid) };
-            self.runs.push(Stretch { start_ns: since, end_ns: self.last_ns, doing });
+            self.runs.push(Stretch {
+                start_ns: since,
+                end_ns: self.last_ns,
+                doing,
+            });
         }
         // Charging rule: steal over hard irq over softirq over whoever was current.
         let flat = overlay(self.runs, disjoint(self.softirqs));
@@ -216,7 +247,10 @@ fn overlay(base: Vec<Stretch>, top: Vec<Stretch>) -> Vec<Stretch> {
                 break;
             }
             if over.start_ns > under.start_ns {
-                flat.push(Stretch { end_ns: over.start_ns, ..under });
+                flat.push(Stretch {
+                    end_ns: over.start_ns,
+                    ..under
+                });
             }
             under.start_ns = under.start_ns.max(over.end_ns);
             if over.end_ns > under.end_ns {

@@ -69,10 +69,16 @@ impl Track {
         {
             // Where it will run is known only when it does.
             let before = match (before, being) {
-                (Being::Runnable { throttled, .. }, Being::Running { cpu }) => Being::Runnable { cpu, throttled },
+                (Being::Runnable { throttled, .. }, Being::Running { cpu }) => {
+                    Being::Runnable { cpu, throttled }
+                }
                 _ => before,
             };
-            self.stays.push(Stay { start_ns: since, end_ns: at_ns, being: before });
+            self.stays.push(Stay {
+                start_ns: since,
+                end_ns: at_ns,
+                being: before,
+            });
         }
         self.now = Some((at_ns, being));
     }
@@ -103,7 +109,13 @@ impl Threads {
                         // A running thread that is woken has nothing to wait for.
                         && let Some((_, Being::Asleep { .. })) = track.now
                     {
-                        track.enter(head.at_ns, Being::Runnable { cpu: wake.target_cpu, throttled: false });
+                        track.enter(
+                            head.at_ns,
+                            Being::Runnable {
+                                cpu: wake.target_cpu,
+                                throttled: false,
+                            },
+                        );
                     }
                 }
                 _ => {}
@@ -117,7 +129,11 @@ impl Threads {
                     if let Some((since, being)) = track.now
                         && since < last_ns
                     {
-                        track.stays.push(Stay { start_ns: since, end_ns: last_ns, being });
+                        track.stays.push(Stay {
+                            start_ns: since,
+                            end_ns: last_ns,
+                            being,
+                        });
                     }
                     (tid, track.stays)
                 })
@@ -128,11 +144,17 @@ impl Threads {
     /// What the thread did between two times; nothing is said where nothing is known.
     pub fn between(&self, tid: u32, start_ns: u64, end_ns: u64) -> impl Iterator<Item = Stay> + '_ {
         let stays = self.0.get(&tid).map_or(&[][..], Vec::as_slice);
-        clipped(stays, start_ns, end_ns, |s| (s.start_ns, s.end_ns), |s, start_ns, end_ns| Stay {
+        clipped(
+            stays,
             start_ns,
             end_ns,
-            ..s
-        })
+            |s| (s.start_ns, s.end_ns),
+            |s, start_ns, end_ns| Stay {
+                start_ns,
+                end_ns,
+                ..s
+            },
+        )
     }
 }
 
@@ -140,9 +162,15 @@ impl Threads {
 fn left(switch: &Switch, cpu: u32) -> Being {
     // prev_state 0 is an involuntary switch, whatever the preempt argument says.
     if switch.prev_state == 0 {
-        Being::Runnable { cpu, throttled: switch.head.flags & flag::THROTTLED != 0 }
+        Being::Runnable {
+            cpu,
+            throttled: switch.head.flags & flag::THROTTLED != 0,
+        }
     } else {
-        Being::Asleep { cpu, state: switch.prev_state }
+        Being::Asleep {
+            cpu,
+            state: switch.prev_state,
+        }
     }
 }
 
@@ -154,26 +182,65 @@ mod tests {
     use super::*;
 
     fn switch(at_ns: u64, from: u32, to: u32, prev_state: u32) -> Raw {
-        let head = Head { at_ns, kind: kind::SWITCH, flags: 0, cpu: 1, tid: from };
-        let switch = Switch { head, next_tid: to, prev_state, ..Switch::default() };
+        let head = Head {
+            at_ns,
+            kind: kind::SWITCH,
+            flags: 0,
+            cpu: 1,
+            tid: from,
+        };
+        let switch = Switch {
+            head,
+            next_tid: to,
+            prev_state,
+            ..Switch::default()
+        };
         switch.as_bytes().try_into().unwrap()
     }
 
     fn waking(at_ns: u64, tid: u32) -> Raw {
-        let head = Head { at_ns, kind: kind::WAKING, flags: 0, cpu: 0, tid: 99 };
-        Wake { head, target_tid: tid, ..Wake::default() }.as_bytes().try_into().unwrap()
+        let head = Head {
+            at_ns,
+            kind: kind::WAKING,
+            flags: 0,
+            cpu: 0,
+            tid: 99,
+        };
+        Wake {
+            head,
+            target_tid: tid,
+            ..Wake::default()
+        }
+        .as_bytes()
+        .try_into()
+        .unwrap()
     }
 
     #[test]
     fn a_thread_that_wakes_at_10_and_runs_at_35_waited_25() {
-        let records = [switch(5, 7, 0, 1), waking(10, 7), switch(35, 8, 7, 0), switch(50, 7, 8, 0)];
+        let records = [
+            switch(5, 7, 0, 1),
+            waking(10, 7),
+            switch(35, 8, 7, 0),
+            switch(50, 7, 8, 0),
+        ];
         let threads = Threads::build(&records, &BTreeSet::from([7]));
-        let stays: Vec<_> = threads.between(7, 0, 100).map(|s| (s.start_ns, s.end_ns, s.being)).collect();
+        let stays: Vec<_> = threads
+            .between(7, 0, 100)
+            .map(|s| (s.start_ns, s.end_ns, s.being))
+            .collect();
         assert_eq!(
             stays,
             [
                 (5, 10, Being::Asleep { cpu: 1, state: 1 }),
-                (10, 35, Being::Runnable { cpu: 1, throttled: false }),
+                (
+                    10,
+                    35,
+                    Being::Runnable {
+                        cpu: 1,
+                        throttled: false
+                    }
+                ),
                 (35, 50, Being::Running { cpu: 1 }),
             ]
         );

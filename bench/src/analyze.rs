@@ -1,0 +1,206 @@
+//! The analysing half from end to end: a results folder in, everything a report needs out. The run itself ends with this call,
+//! and the same call on the recorded files makes the same bytes at any later time.
+
+#[cfg(test)]
+mod laws;
+
+mod lanes;
+mod summarize;
+mod trial;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, ensure};
+
+use crate::{
+    attribute::{ledger::Ledger, story::Interval},
+    plan::Trial,
+    record::{
+        manifest::{Manifest, recording},
+        stamps::{ConnectionStamps, RequestStamps},
+        stream::{Recording, StreamKind},
+    },
+    report::summary::{Outlier, Summary, SwimLanes},
+    timeline::cpu::{Raw, head},
+};
+
+/// Names of the streams of a trial, as [`recording`] takes them.
+pub mod stream_name {
+    /// The load generator's stamps.
+    pub const REQUESTS: &str = "requests";
+    /// The embedded server's stamps.
+    pub const CONNECTIONS: &str = "connections";
+    /// Kernel records.
+    pub const KERNEL: &str = "kernel";
+}
+
+/// Everything a report is made from.
+#[derive(Clone, Debug)]
+pub struct Analysis {
+    /// What ran.
+    pub manifest: Manifest,
+    /// `summary.json`.
+    pub summary: Summary,
+    /// The outliers, greatest latency first.
+    pub outliers: Vec<Outlier>,
+    /// Lanes of the worst ones.
+    pub lanes: Vec<SwimLanes>,
+    /// Every request, by trial.
+    pub trials: Vec<TrialRows>,
+}
+
+/// The requests of one trial.
+#[derive(Clone, Debug)]
+pub struct TrialRows {
+    /// Which.
+    pub trial: Trial,
+    /// Begin of the warm-up, client clock, ns.
+    pub begin_ns: u64,
+    /// In order of their numbers.
+    pub rows: Vec<Row>,
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// What the load generator stamped.
+    pub stamps: RequestStamps,
+    /// Where its latency went; `None` unless it ended well and the kernel was recorded.
+    pub ledger: Option<Ledger>,
+    /// Whether records were lost while it was under way.
+    pub incomplete: bool,
+}
+
+/// The story of one request, as `explain` tells it.
+#[derive(Clone, Debug)]
+pub struct Story {
+    /// Cause, culprit, evidence.
+    pub outlier: Outlier,
+    /// Interval by interval, each split.
+    pub intervals: Vec<(Interval, Ledger)>,
+    /// What happened around it.
+    pub lanes: SwimLanes,
+}
+
+/// Analyses a results folder.
+///
+/// # Errors
+/// When the folder holds no run, or one of its recordings is foreign. A cut run or recording is analysed as far as it goes.
+pub fn analyze(results: &Path) -> anyhow::Result<Analysis> {
+    let manifest = Manifest::read(results)?;
+    let mut trials = Vec::new();
+    for trial in manifest.plan.trials() {
+        if let Some(recorded) = Recorded::open(results, &manifest, trial)? {
+            trials.push(trial::analyze(&manifest, recorded));
+        }
+    }
+    ensure!(
+        !trials.is_empty(),
+        "{} holds no recorded trial: the run ended before its first one (see manifest.json)",
+        results.display()
+    );
+    Ok(summarize::summarize(manifest, trials))
+}
+
+/// Tells the story of one request of a results folder, outlier or not.
+///
+/// # Errors
+/// As [`analyze`], or when there is no such request, or it has no latency to explain.
+pub fn explain(results: &Path, trial: u32, request: u32) -> anyhow::Result<Story> {
+    let manifest = Manifest::read(results)?;
+    let planned = manifest.plan.trials();
+    let trial = *planned.get(trial as usize).with_context(|| {
+        format!(
+            "the run has no trial {trial}: its trials are 0 to {}",
+            planned.len() - 1
+        )
+    })?;
+    let recorded = Recorded::open(results, &manifest, trial)?.with_context(|| {
+        format!(
+            "trial {} was not recorded: the run was cut before it",
+            trial.index
+        )
+    })?;
+    trial::explain(&manifest, recorded, request)
+}
+
+/// The recordings of one trial.
+struct Recorded {
+    trial: Trial,
+    requests: Vec<RequestStamps>,
+    connections: Vec<ConnectionStamps>,
+    /// By folder: records in order of time, without duplicates.
+    kernels: BTreeMap<PathBuf, Vec<Raw>>,
+    damaged: BTreeMap<PathBuf, u64>,
+}
+
+impl Recorded {
+    /// `None` if the trial was not recorded.
+    fn open(results: &Path, manifest: &Manifest, trial: Trial) -> anyhow::Result<Option<Self>> {
+        let requests_path = recording(
+            &results.join(&manifest.client.stamps),
+            stream_name::REQUESTS,
+            trial.index,
+        );
+        if !requests_path.exists() {
+            return Ok(None);
+        }
+        let mut damaged = BTreeMap::new();
+        let mut read = |path: &Path, cut: bool, chunks: u64| {
+            let folder = path
+                .parent()
+                .and_then(|p| p.strip_prefix(results).ok())
+                .unwrap_or(path)
+                .to_owned();
+            *damaged.entry(folder).or_default() += u64::from(cut) + chunks;
+        };
+        let mut requests = Recording::<RequestStamps>::open(&requests_path, StreamKind::Requests)?;
+        read(&requests_path, requests.cut, requests.damaged_chunks);
+        requests
+            .records
+            .sort_unstable_by_key(|each| (each.request, each.start_ns));
+        requests.records.dedup();
+        let connections_path = recording(
+            &results.join(&manifest.server.stamps),
+            stream_name::CONNECTIONS,
+            trial.index,
+        );
+        let mut connections = Vec::new();
+        if connections_path.exists() {
+            let found = Recording::<ConnectionStamps>::open(&connections_path, StreamKind::Connections)?;
+            read(&connections_path, found.cut, found.damaged_chunks);
+            connections = found.records;
+        }
+        let mut kernels = BTreeMap::new();
+        for folder in [&manifest.client.kernel, &manifest.server.kernel]
+            .into_iter()
+            .flatten()
+        {
+            let path = recording(&results.join(folder), stream_name::KERNEL, trial.index);
+            if kernels.contains_key(folder) || !path.exists() {
+                continue;
+            }
+            let found = Recording::<Raw>::open(&path, StreamKind::Kernel)?;
+            read(&path, found.cut, found.damaged_chunks);
+            kernels.insert(folder.clone(), in_order(found.records));
+        }
+        Ok(Some(Self {
+            trial,
+            requests: requests.records,
+            connections,
+            kernels,
+            damaged,
+        }))
+    }
+}
+
+/// Records by time, without duplicates. CPUs share one ring, so records come nearly in order; equal times are ordered by
+/// content, so that nothing depends on the order of the file.
+fn in_order(mut records: Vec<Raw>) -> Vec<Raw> {
+    records.sort_unstable_by(|a, b| head(a).at_ns.cmp(&head(b).at_ns).then_with(|| a.cmp(b)));
+    records.dedup();
+    records
+}

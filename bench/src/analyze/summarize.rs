@@ -1,0 +1,475 @@
+//! Trials put together: per arm, against each other, and judged.
+
+use std::collections::BTreeMap;
+
+use super::{Analysis, TrialRows, trial::TrialAnalysis};
+use crate::{
+    attribute::{
+        cause::mean_band,
+        ledger::{Ledger, Line},
+    },
+    plan::Arm,
+    record::{manifest::Manifest, stamps::Outcome},
+    report::summary::{
+        ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, LossSummary, Outlier, Percentiles,
+        SUMMARY_SCHEMA, Summary, SwimLanes, TrialSummary,
+    },
+    statistics::{bootstrap_interval, percentiles, quantile},
+    verdict::{Facts, judge},
+};
+
+/// Lanes kept of the whole run.
+const LANES_MAX: usize = 8;
+
+/// Culprits named per line of the tail budget.
+const CULPRITS_MAX: usize = 5;
+
+/// Requests around a quantile whose mean ledgers are compared.
+const BANDS: [(&str, (f64, f64)); 2] = [("p50", (0.45, 0.55)), ("p99", (0.985, 0.995))];
+
+/// A statistic by name.
+type Statistic = (&'static str, fn(&Percentiles) -> u64);
+
+/// Statistics that are compared.
+const STATISTICS: [Statistic; 5] = [
+    ("mean", |p| p.mean),
+    ("p50", |p| p.p50),
+    ("p95", |p| p.p95),
+    ("p99", |p| p.p99),
+    ("p99.9", |p| p.p999),
+];
+
+/// One arm's requests over all trials.
+#[derive(Default)]
+struct Pool {
+    latencies: Vec<u64>,
+    services: Vec<u64>,
+    counterfactual: Vec<u64>,
+    ledgers: Vec<(u64, Ledger)>,
+    lateness: Vec<u64>,
+    errors: BTreeMap<String, u64>,
+    wrong_group: u64,
+    bytes: (u64, u64),
+    trials: Vec<(u32, TrialSummary)>,
+}
+
+pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analysis {
+    let plan = manifest.plan.clone();
+    let mut pools: BTreeMap<Arm, Pool> = plan.arms.iter().map(|&arm| (arm, Pool::default())).collect();
+    for trial in &trials {
+        pools
+            .get_mut(&trial.trial.arm)
+            .expect("a trial's arm is the plan's")
+            .add(trial);
+    }
+    for pool in pools.values_mut() {
+        for samples in [
+            &mut pool.latencies,
+            &mut pool.services,
+            &mut pool.counterfactual,
+            &mut pool.lateness,
+        ] {
+            samples.sort_unstable();
+        }
+        pool.ledgers
+            .sort_unstable_by_key(|(latency, ledger)| (*latency, ledger.total_ns()));
+    }
+    let first = plan.arms[0];
+    let rest = &plan.arms[1..];
+    let differences: Vec<Difference> = rest
+        .iter()
+        .flat_map(|&arm| differences(arm, first, &pools, plan.seed))
+        .collect();
+    let decomposition = rest
+        .iter()
+        .flat_map(|&arm| decompositions(arm, first, &pools))
+        .collect();
+    let clock = clock(&manifest, &trials);
+    let losses = losses(&manifest, &trials);
+    let facts = facts(&manifest, &trials, &pools, &losses, &clock, &differences);
+    let verdicts = judge(&facts);
+    let summary = Summary {
+        schema: SUMMARY_SCHEMA,
+        pqtail: manifest.pqtail.clone(),
+        status: manifest.status.clone(),
+        valid: verdicts.iter().all(|verdict| verdict.ok),
+        verdicts,
+        arms: pools
+            .iter()
+            .map(|(arm, pool)| (arm.to_string(), pool.summary(*arm, &manifest)))
+            .collect(),
+        differences,
+        decomposition,
+        tail_budget: plan
+            .arms
+            .iter()
+            .map(|&arm| (arm.to_string(), tail_budget(arm, &trials)))
+            .collect(),
+        losses,
+        probes: probes(&manifest),
+        clock,
+        plan,
+    };
+    let mut lanes: Vec<SwimLanes> = trials
+        .iter()
+        .flat_map(|trial| trial.lanes.iter().cloned())
+        .collect();
+    lanes.sort_by_key(|lane| (std::cmp::Reverse(lane.latency_ns), lane.trial, lane.request));
+    lanes.truncate(LANES_MAX);
+    let mut outliers: Vec<Outlier> = trials
+        .iter()
+        .flat_map(|trial| trial.outliers.iter().cloned())
+        .collect();
+    outliers.sort_by_key(|outlier| {
+        (
+            std::cmp::Reverse(outlier.latency_ns),
+            outlier.trial,
+            outlier.request,
+        )
+    });
+    let begins: BTreeMap<u32, u64> = manifest
+        .trials
+        .iter()
+        .map(|t| (t.trial.index, t.begin_ns))
+        .collect();
+    let trials = trials
+        .into_iter()
+        .map(|trial| TrialRows {
+            begin_ns: begins.get(&trial.trial.index).copied().unwrap_or(0),
+            trial: trial.trial,
+            rows: trial.rows,
+        })
+        .collect();
+    Analysis {
+        manifest,
+        summary,
+        outliers,
+        lanes,
+        trials,
+    }
+}
+
+impl Pool {
+    fn add(&mut self, trial: &TrialAnalysis) {
+        let mut latencies = Vec::new();
+        for (row, environment_ns) in trial.rows.iter().zip(&trial.environment_ns) {
+            let stamps = &row.stamps;
+            if !stamps.is_measured() {
+                continue;
+            }
+            if stamps.start_ns > 0 {
+                self.lateness
+                    .push(stamps.start_ns.saturating_sub(stamps.intended_ns));
+            }
+            let (Some(latency), Some(service)) = (stamps.latency_ns(), stamps.service_ns()) else {
+                *self.errors.entry(outcome_name(stamps.outcome())).or_default() += 1;
+                self.wrong_group += u64::from(stamps.outcome() == Outcome::WrongGroup);
+                continue;
+            };
+            latencies.push(latency);
+            self.services.push(service);
+            self.counterfactual.push(latency - environment_ns);
+            self.bytes.0 += u64::from(stamps.bytes_out);
+            self.bytes.1 += u64::from(stamps.bytes_in);
+            if let Some(ledger) = row.ledger {
+                self.ledgers.push((latency, ledger));
+            }
+        }
+        latencies.sort_unstable();
+        let summary = TrialSummary {
+            trial: trial.trial.index,
+            requests: latencies.len() as u64,
+            percentiles_ns: percentiles(&latencies),
+        };
+        self.trials.push((trial.trial.block, summary));
+        self.latencies.append(&mut latencies);
+    }
+
+    fn summary(&self, arm: Arm, manifest: &Manifest) -> ArmSummary {
+        let requests = self.latencies.len() as u64;
+        let records = || manifest.trials.iter().filter(|trial| trial.trial.arm == arm);
+        // CPU time covers the warm-up too, so it is shared among all requests of the trial.
+        let sent: u64 = records().map(|trial| trial.requests.records).sum();
+        let per_request = |total: u64| (sent > 0 && total > 0).then(|| total / sent);
+        let named = |ledger: Option<Ledger>| {
+            ledger
+                .map(|ledger| ledger.lines().map(|(line, ns)| (line.name(), ns)).collect())
+                .unwrap_or_default()
+        };
+        ArmSummary {
+            requests,
+            errors: self.errors.clone(),
+            percentiles_ns: percentiles(&self.latencies),
+            service_percentiles_ns: percentiles(&self.services),
+            counterfactual_ns: percentiles(&self.counterfactual),
+            trials: self.trials.iter().map(|(_, summary)| summary.clone()).collect(),
+            ledger_median: named(mean_band(&self.ledgers, BANDS[0].1)),
+            ledger_tail: named(mean_band(&self.ledgers, (0.99, 1.0))),
+            curve: curve(&self.latencies),
+            client_cpu_ns_per_request: per_request(records().map(|trial| trial.client_cpu_ns).sum()),
+            server_cpu_ns_per_request: per_request(records().map(|trial| trial.server_cpu_ns).sum()),
+            bytes_out: self.bytes.0.checked_div(requests).unwrap_or(0),
+            bytes_in: self.bytes.1.checked_div(requests).unwrap_or(0),
+        }
+    }
+}
+
+fn outcome_name(outcome: Outcome) -> String {
+    match serde_json::to_value(outcome) {
+        Ok(serde_json::Value::String(name)) => name,
+        _ => unreachable!("a unit variant serialises as its name"),
+    }
+}
+
+/// Points evenly spread over -log10(1 - quantile), so that each decade of the tail has as many.
+fn curve(ascending: &[u64]) -> Vec<(f64, u64)> {
+    const POINTS_PER_DECADE: u32 = 40;
+    if ascending.is_empty() {
+        return Vec::new();
+    }
+    let decades = (ascending.len() as f64).log10();
+    let mut points = vec![(0.0, ascending[0])];
+    for step in 1.. {
+        let exponent = f64::from(step) / f64::from(POINTS_PER_DECADE);
+        if exponent >= decades {
+            break;
+        }
+        let q = 1.0 - 10f64.powf(-exponent);
+        points.push((q, quantile(ascending, q)));
+    }
+    points.push((1.0, ascending[ascending.len() - 1]));
+    points
+}
+
+/// Differences block by block: a block holds one trial of each arm, run close together, so drift of the machine cancels. The
+/// difference is their mean.
+fn differences(arm: Arm, first: Arm, pools: &BTreeMap<Arm, Pool>, seed: u64) -> Vec<Difference> {
+    let blocks = |arm: Arm| -> BTreeMap<u32, &TrialSummary> {
+        pools[&arm]
+            .trials
+            .iter()
+            .filter(|(_, t)| t.requests > 0)
+            .map(|(block, t)| (*block, t))
+            .collect()
+    };
+    let (ours, theirs) = (blocks(arm), blocks(first));
+    STATISTICS
+        .iter()
+        .filter_map(|(statistic, of)| {
+            let values: Vec<i64> = ours
+                .iter()
+                .filter_map(|(block, here)| {
+                    let there = theirs.get(block)?;
+                    Some(of(&here.percentiles_ns).cast_signed() - of(&there.percentiles_ns).cast_signed())
+                })
+                .collect();
+            let mean = values.iter().sum::<i64>().checked_div(values.len() as i64)?;
+            Some(Difference {
+                arm: arm.to_string(),
+                baseline: first.to_string(),
+                statistic,
+                difference_ns: mean,
+                interval_ns: bootstrap_interval(&values, seed),
+            })
+        })
+        .collect()
+}
+
+fn decompositions(arm: Arm, first: Arm, pools: &BTreeMap<Arm, Pool>) -> Vec<Decomposition> {
+    BANDS
+        .iter()
+        .filter_map(|&(statistic, band)| {
+            let ours = mean_band(&pools[&arm].ledgers, band)?;
+            let theirs = mean_band(&pools[&first].ledgers, band)?;
+            let lines: BTreeMap<_, _> = Line::all()
+                .into_iter()
+                .map(|line| {
+                    (
+                        line.name(),
+                        ours.ns(line).cast_signed() - theirs.ns(line).cast_signed(),
+                    )
+                })
+                .filter(|(_, ns)| *ns != 0)
+                .collect();
+            Some(Decomposition {
+                arm: arm.to_string(),
+                baseline: first.to_string(),
+                statistic,
+                difference_ns: lines.values().sum(),
+                lines,
+            })
+        })
+        .collect()
+}
+
+fn tail_budget(arm: Arm, trials: &[TrialAnalysis]) -> Vec<BudgetRow> {
+    let mut excess: BTreeMap<Line, u64> = BTreeMap::new();
+    let mut outliers: BTreeMap<Line, u64> = BTreeMap::new();
+    let mut culprits: BTreeMap<Line, BTreeMap<&str, u64>> = BTreeMap::new();
+    for trial in trials.iter().filter(|trial| trial.trial.arm == arm) {
+        for (&line, ns) in &trial.excess_ns {
+            *excess.entry(line).or_default() += ns;
+        }
+        for outlier in &trial.outliers {
+            *outliers.entry(outlier.cause).or_default() += 1;
+        }
+        for ((line, name), ns) in &trial.culprits {
+            *culprits.entry(*line).or_default().entry(name).or_default() += ns;
+        }
+    }
+    let whole: u64 = excess.values().sum();
+    let mut rows: Vec<BudgetRow> = excess
+        .into_iter()
+        .filter(|(_, ns)| *ns > 0)
+        .map(|(line, ns)| {
+            let mut named: Vec<(String, u64)> = culprits
+                .get(&line)
+                .into_iter()
+                .flatten()
+                .map(|(name, ns)| ((*name).to_owned(), *ns))
+                .collect();
+            named.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+            named.truncate(CULPRITS_MAX);
+            BudgetRow {
+                cause: line,
+                outliers: outliers.get(&line).copied().unwrap_or(0),
+                excess_ns: ns,
+                share: ns as f64 / whole as f64,
+                culprits: named,
+            }
+        })
+        .collect();
+    rows.sort_by_key(|row| (std::cmp::Reverse(row.excess_ns), row.cause));
+    rows
+}
+
+fn clock(manifest: &Manifest, trials: &[TrialAnalysis]) -> ClockSummary {
+    let aligned: Vec<_> = trials
+        .iter()
+        .filter_map(|trial| trial.alignment.as_ref())
+        .collect();
+    let count = aligned.len() as i64;
+    let all = count == trials.len() as i64;
+    ClockSummary {
+        handshakes: aligned.iter().map(|each| each.handshakes).sum(),
+        shared_kernel: manifest.client.kernel.is_some() && manifest.client.kernel == manifest.server.kernel,
+        offset_ns: aligned
+            .iter()
+            .map(|each| each.offset_ns())
+            .sum::<i64>()
+            .checked_div(count),
+        drift_ns_per_s: (count > 0)
+            .then(|| aligned.iter().map(|each| each.drift_ns_per_s()).sum::<f64>() / count as f64),
+        error_ns_max: if all {
+            aligned.iter().map(|each| each.error_ns).max()
+        } else {
+            None
+        },
+    }
+}
+
+fn losses(manifest: &Manifest, trials: &[TrialAnalysis]) -> BTreeMap<String, LossSummary> {
+    let mut losses: BTreeMap<String, LossSummary> = BTreeMap::new();
+    for record in &manifest.trials {
+        for (folder, kernel) in &record.kernel {
+            let sum = losses.entry(folder.clone()).or_default();
+            sum.records += kernel.written.records;
+            sum.bytes += kernel.written.bytes;
+            for (kind, count) in &kernel.lost {
+                *sum.lost.entry(kind.clone()).or_default() += count;
+            }
+            sum.drain_cpu_ns += kernel.drain_cpu_ns;
+            if kernel.ring_bytes > 0 {
+                let used = kernel.ring_used_bytes_max as f64 / kernel.ring_bytes as f64;
+                sum.ring_used_max = sum.ring_used_max.max(used);
+            }
+        }
+    }
+    for (folder, damaged) in trials.iter().flat_map(|trial| &trial.damaged) {
+        losses.entry(folder.display().to_string()).or_default().damaged += damaged;
+    }
+    losses
+}
+
+fn probes(manifest: &Manifest) -> BTreeMap<String, Vec<crate::record::manifest::ProbeStatus>> {
+    let mut probes = BTreeMap::new();
+    for host in [&manifest.client, &manifest.server] {
+        if let Some(kernel) = &host.kernel {
+            probes.insert(kernel.display().to_string(), host.probes.clone());
+        }
+    }
+    probes
+}
+
+fn facts(
+    manifest: &Manifest,
+    trials: &[TrialAnalysis],
+    pools: &BTreeMap<Arm, Pool>,
+    losses: &BTreeMap<String, LossSummary>,
+    clock: &ClockSummary,
+    differences: &[Difference],
+) -> Facts {
+    let plan = &manifest.plan;
+    let errors: u64 = pools.values().flat_map(|pool| pool.errors.values()).sum();
+    let good: u64 = pools.values().map(|pool| pool.latencies.len() as u64).sum();
+    let mut lateness: Vec<u64> = pools
+        .values()
+        .flat_map(|pool| pool.lateness.iter().copied())
+        .collect();
+    lateness.sort_unstable();
+    let wall_ns = (plan.duration_ns + plan.warmup_ns) as f64;
+    let busy = |cpu_ns: fn(&crate::record::manifest::TrialRecord) -> u64, threads: usize| {
+        let busiest = manifest.trials.iter().map(cpu_ns).max()?;
+        (threads > 0).then(|| busiest as f64 / wall_ns / threads as f64)
+    };
+    let mut total = Ledger::default();
+    for (_, ledger) in pools.values().flat_map(|pool| &pool.ledgers) {
+        total += ledger;
+    }
+    let stolen: u64 = total
+        .lines()
+        .filter(|(line, _)| line.name().ends_with(".steal"))
+        .map(|(_, ns)| ns)
+        .sum();
+    let mut unexplained: Vec<f64> = trials
+        .iter()
+        .flat_map(|trial| &trial.outliers)
+        .map(|outlier| outlier.ledger.ns(Line::Unexplained) as f64 / outlier.latency_ns.max(1) as f64)
+        .collect();
+    unexplained.sort_by(f64::total_cmp);
+    Facts {
+        status: manifest.status.clone(),
+        attempts: good + errors,
+        errors,
+        wrong_group: pools.values().map(|pool| pool.wrong_group).sum(),
+        lateness_p99_ns: if lateness.is_empty() {
+            0
+        } else {
+            quantile(&lateness, 0.99)
+        },
+        p50_ns: percentiles(&pools[&plan.arms[0]].latencies).p50,
+        client_busy: busy(|trial| trial.client_cpu_ns, manifest.client.threads.len()),
+        server_busy: busy(|trial| trial.server_cpu_ns, manifest.server.threads.len()),
+        probes: manifest.client.kernel.is_some(),
+        lost: losses.values().flat_map(|loss| loss.lost.values()).sum(),
+        damaged: losses.values().map(|loss| loss.damaged).sum(),
+        clock_error_ns: clock.error_ns_max,
+        steal_share: stolen as f64 / total.total_ns().max(1) as f64,
+        steal_known: trials.iter().any(|trial| trial.steal_known),
+        unexplained: (!unexplained.is_empty()).then(|| {
+            (
+                unexplained[unexplained.len() / 2],
+                unexplained[unexplained.len() - 1],
+            )
+        }),
+        samples: pools
+            .values()
+            .map(|pool| pool.latencies.len() as u64)
+            .min()
+            .unwrap_or(0),
+        difference_p50: differences
+            .iter()
+            .find(|difference| difference.statistic == "p50")
+            .and_then(|difference| Some((difference.difference_ns, difference.interval_ns?))),
+    }
+}

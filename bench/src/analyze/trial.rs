@@ -1,0 +1,490 @@
+//! One trial: its recordings joined, every request split, its outliers explained.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    path::PathBuf,
+};
+
+use anyhow::Context as _;
+use pqtail_common::kind;
+
+use super::{Recorded, Row, Story, lanes};
+use crate::{
+    align::{Alignment, align},
+    attribute::{
+        cause::{Baseline, Names, Witness},
+        ledger::{Ledger, Line, Segment, Side, ThreadLine},
+        split::{Active, Charge, Detail, HostView, Hosts, split},
+        story::{Interval, intervals},
+    },
+    clock::{HostNs, RunNs},
+    plan::Trial,
+    record::{
+        manifest::{Host, Manifest},
+        stamps::{ConnectionStamps, RequestStamps},
+    },
+    report::summary::{Outlier, SwimLanes},
+    statistics::quantile,
+    timeline::{
+        connection::{Crossing, Tuple, View, Views, crossings},
+        cpu::{Cpus, Raw},
+        thread::Threads,
+    },
+};
+
+/// Requests above this quantile of their arm and trial are outliers.
+pub(super) const TAIL_QUANTILE: f64 = 0.99;
+
+/// Lanes are drawn of this many of a trial's worst.
+const LANES_PER_TRIAL: usize = 3;
+
+/// What one trial comes to.
+pub(super) struct TrialAnalysis {
+    pub(super) trial: Trial,
+    pub(super) rows: Vec<Row>,
+    /// By row: time on environment causes, ns.
+    pub(super) environment_ns: Vec<u64>,
+    pub(super) outliers: Vec<Outlier>,
+    /// Culprits of all outliers: line and name to excess-bearing time, ns.
+    pub(super) culprits: BTreeMap<(Line, String), u64>,
+    /// Excess of all outliers by line, ns.
+    pub(super) excess_ns: BTreeMap<Line, u64>,
+    pub(super) lanes: Vec<SwimLanes>,
+    pub(super) alignment: Option<Alignment>,
+    pub(super) steal_known: bool,
+    pub(super) damaged: BTreeMap<PathBuf, u64>,
+}
+
+/// A trial's records, joined.
+struct Joined<'a> {
+    manifest: &'a Manifest,
+    trial: Trial,
+    requests: Vec<RequestStamps>,
+    client: End,
+    server: End,
+    alignment: Option<Alignment>,
+    measured: BTreeSet<u32>,
+    connections: HashMap<Tuple, Vec<ConnectionStamps>>,
+}
+
+/// One end's timelines.
+struct End {
+    cpus: Cpus,
+    threads: Threads,
+    active: Active,
+    views: Views,
+}
+
+impl End {
+    fn build(host: &Host, records: &[Raw], ports: &[u16]) -> Self {
+        let tids: BTreeSet<u32> = host.threads.iter().copied().collect();
+        Self {
+            cpus: Cpus::build(records),
+            threads: Threads::build(records, &tids),
+            active: Active::default(),
+            views: Views::build(records, host.netns, ports),
+        }
+    }
+
+    const fn view(&self) -> HostView<'_> {
+        HostView {
+            cpus: &self.cpus,
+            threads: &self.threads,
+            active: &self.active,
+        }
+    }
+}
+
+/// What belongs to one request.
+struct Case<'a> {
+    view: Option<&'a View>,
+    connection: Option<&'a ConnectionStamps>,
+    crossings: Vec<Crossing>,
+}
+
+impl<'a> Joined<'a> {
+    fn build(manifest: &'a Manifest, recorded: Recorded) -> Self {
+        let none = Vec::new();
+        let records = |host: &Host| {
+            host.kernel
+                .as_ref()
+                .and_then(|folder| recorded.kernels.get(folder))
+                .unwrap_or(&none)
+        };
+        let ports: Vec<u16> = recorded
+            .requests
+            .iter()
+            .map(|r| r.remote_port)
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect();
+        let client = End::build(&manifest.client, records(&manifest.client), &ports);
+        let server = End::build(&manifest.server, records(&manifest.server), &ports);
+        let alignment = align(&Views::exchanges(&client.views, &server.views));
+        let mut connections: HashMap<Tuple, Vec<ConnectionStamps>> = HashMap::new();
+        for connection in recorded.connections {
+            connections
+                .entry(server_tuple(&connection))
+                .or_default()
+                .push(connection);
+        }
+        for list in connections.values_mut() {
+            list.sort_unstable_by_key(|each| each.accepted_ns);
+        }
+        let measured = manifest
+            .client
+            .threads
+            .iter()
+            .chain(&manifest.server.threads)
+            .copied()
+            .collect();
+        let mut joined = Self {
+            manifest,
+            trial: recorded.trial,
+            requests: recorded.requests,
+            client,
+            server,
+            alignment,
+            measured,
+            connections,
+        };
+        joined.note_work();
+        joined
+    }
+
+    /// Tells each thread's work on one request from its work on another.
+    fn note_work(&mut self) {
+        let (mut client, mut server) = (Active::default(), Active::default());
+        for request in &self.requests {
+            let case = self.case(request);
+            let (tid, number) = (request.worker_tid, request.request);
+            let connecting_ns = case.view.and_then(View::begin).map_or(0, |at| at.0);
+            client.add(tid, number, request.start_ns, connecting_ns);
+            client.add(tid, number, request.connected_ns, request.client_hello_written_ns);
+            client.add(
+                tid,
+                number,
+                request.first_server_byte_ns,
+                request.request_written_ns,
+            );
+            client.add(tid, number, request.first_response_byte_ns, request.done_ns);
+            if let Some(connection) = case.connection {
+                let tid = connection.worker_tid;
+                server.add(
+                    tid,
+                    number,
+                    connection.first_byte_ns,
+                    connection.flight_written_ns,
+                );
+                server.add(
+                    tid,
+                    number,
+                    connection.finished_read_ns,
+                    connection.response_written_ns,
+                );
+            }
+        }
+        client.seal();
+        server.seal();
+        (self.client.active, self.server.active) = (client, server);
+    }
+
+    fn case(&self, request: &RequestStamps) -> Case<'_> {
+        let tuple = Tuple {
+            client: request.local,
+            client_port: request.local_port,
+            server: request.remote,
+            server_port: request.remote_port,
+        };
+        let end = HostNs(request.done_ns.max(request.connected_ns).max(request.closed_ns));
+        let view = self.client.views.find(&tuple, HostNs(request.start_ns), end);
+        let there = view.and_then(|view| self.server.views.same(&tuple, view.initial));
+        let connection = there.and_then(|there| {
+            let begin = there.begin()?.0;
+            self.connections
+                .get(&tuple)?
+                .iter()
+                .find(|each| each.accepted_ns >= begin)
+        });
+        let crossings = match (view, there) {
+            (Some(here), Some(there)) => crossings(here, there, HostNs(request.done_ns)),
+            _ => Vec::new(),
+        };
+        Case {
+            view,
+            connection,
+            crossings,
+        }
+    }
+
+    fn chain(&self, request: &RequestStamps, case: &Case<'_>) -> Vec<Interval> {
+        intervals(request, case.connection, &case.crossings, self.alignment.as_ref())
+    }
+
+    /// Splits every interval of a request.
+    fn charge(&self, request: &RequestStamps, chain: &[Interval], mut sink: impl FnMut(usize, Charge)) {
+        let identity = Alignment::identity();
+        let hosts = Hosts {
+            client: self.client.view(),
+            server: self.server.view(),
+            alignment: self.alignment.as_ref().unwrap_or(&identity),
+        };
+        for (index, interval) in chain.iter().enumerate() {
+            split(&hosts, interval, request.request, &mut |charge| {
+                sink(index, charge);
+            });
+        }
+    }
+
+    /// Whether a charge is the environment's doing: the machine or the neighbours, not the exchange.
+    fn is_environment(&self, charge: &Charge) -> bool {
+        match (charge.line, charge.detail) {
+            (Line::Thread(_, ThreadLine::Steal | ThreadLine::Throttled | ThreadLine::Stopped), _) => true,
+            (Line::Thread(_, ThreadLine::RunQueue), Detail::Task(tid)) => !self.measured.contains(&tid),
+            _ => false,
+        }
+    }
+
+    fn is_incomplete(&self, request: &RequestStamps) -> bool {
+        let (from, to) = (request.intended_ns, request.done_ns);
+        let server = |ns: u64| match &self.alignment {
+            Some(alignment) => alignment.to_server(Alignment::client(HostNs(ns))).0,
+            None => ns,
+        };
+        self.client.cpus.lost_between(from, to) || self.server.cpus.lost_between(server(from), server(to))
+    }
+
+    fn names(&self, side: Side) -> Names<'_> {
+        match side {
+            Side::Client => Names {
+                cpus: &self.client.cpus,
+                facts: &self.manifest.client.facts,
+            },
+            Side::Server => Names {
+                cpus: &self.server.cpus,
+                facts: &self.manifest.server.facts,
+            },
+        }
+    }
+
+    fn witness(&self, request: &RequestStamps, case: &Case<'_>, chain: &[Interval]) -> Witness<'_> {
+        let intended = Alignment::client(HostNs(request.intended_ns));
+        let mut witness = Witness::new(intended, self.names(Side::Client), self.names(Side::Server));
+        self.charge(request, chain, |index, charge| {
+            witness.see(&chain[index].label, &charge);
+        });
+        for incident in case.view.iter().flat_map(|view| &view.incidents) {
+            let reason = self.manifest.client.facts.drop_reasons.get(&incident.reason);
+            let (line, what) = match incident.kind {
+                kind::DROP => (
+                    Line::Retransmit(Segment::Data),
+                    format!(
+                        "segment dropped: {}",
+                        reason.map_or("reason not named by this kernel", String::as_str)
+                    ),
+                ),
+                kind::RETRANSMIT => (Line::Retransmit(Segment::Data), "segment sent again".to_owned()),
+                kind::RETRANSMIT_SYNACK => {
+                    (Line::Retransmit(Segment::SynAck), "SYN-ACK sent again".to_owned())
+                }
+                kind::WRITE_TIMER => (
+                    Line::Retransmit(Segment::Data),
+                    "retransmission timer fired".to_owned(),
+                ),
+                kind::DELAYED_ACK_TIMER => (Line::DelayedAck, "delayed-ACK timer fired".to_owned()),
+                _ => continue,
+            };
+            let at = Alignment::client(incident.at);
+            // Timers of a connection may still fire long after the request is over.
+            if at <= Alignment::client(HostNs(request.done_ns)) {
+                witness.note(at, line, what);
+            }
+        }
+        witness
+    }
+
+    fn outlier(&self, row: &Row, ledger: Ledger, baseline: &Baseline, witness: Witness<'_>) -> Outlier {
+        let (cause, excess_ns, share) = baseline.cause(&ledger);
+        Outlier {
+            request: row.stamps.request,
+            arm: self.trial.arm.to_string(),
+            trial: self.trial.index,
+            latency_ns: row.stamps.latency_ns().unwrap_or(0),
+            ledger,
+            cause,
+            culprit: witness.culprit(cause),
+            excess_ns,
+            share,
+            incomplete: row.incomplete,
+            evidence: witness.evidence(cause),
+        }
+    }
+
+    fn lanes(&self, request: &RequestStamps, case: &Case<'_>) -> SwimLanes {
+        let identity = Alignment::identity();
+        lanes::draw(&lanes::Scene {
+            request,
+            connection: case.connection,
+            crossings: &case.crossings,
+            client: self.client.view(),
+            server: self.server.view(),
+            client_cpus: &self.manifest.client.cpus,
+            server_cpus: &self.manifest.server.cpus,
+            alignment: self.alignment.as_ref().unwrap_or(&identity),
+            trial: self.trial,
+        })
+    }
+
+    /// Every request with its ledger, and the time it spent on environment causes.
+    fn rows(&self) -> (Vec<Row>, Vec<u64>) {
+        let recorded = self.manifest.client.kernel.is_some();
+        self.requests
+            .iter()
+            .map(|request| {
+                if request.latency_ns().is_none() || !recorded {
+                    return (
+                        Row {
+                            stamps: *request,
+                            ledger: None,
+                            incomplete: false,
+                        },
+                        0,
+                    );
+                }
+                let case = self.case(request);
+                let chain = self.chain(request, &case);
+                let (mut ledger, mut environment_ns) = (Ledger::default(), 0);
+                self.charge(request, &chain, |_, charge| {
+                    ledger.charge(charge.line, charge.ns);
+                    environment_ns += if self.is_environment(&charge) {
+                        charge.ns
+                    } else {
+                        0
+                    };
+                });
+                let incomplete = self.is_incomplete(request);
+                (
+                    Row {
+                        stamps: *request,
+                        ledger: Some(ledger),
+                        incomplete,
+                    },
+                    environment_ns,
+                )
+            })
+            .unzip()
+    }
+}
+
+fn server_tuple(connection: &ConnectionStamps) -> Tuple {
+    Tuple {
+        client: connection.remote,
+        client_port: connection.remote_port,
+        server: connection.local,
+        server_port: connection.local_port,
+    }
+}
+
+/// Measured rows with a ledger, ascending by latency and number.
+fn ascending(rows: &[Row]) -> Vec<(u64, &Row, Ledger)> {
+    let mut ascending: Vec<_> = rows
+        .iter()
+        .filter(|row| row.stamps.is_measured())
+        .filter_map(|row| Some((row.stamps.latency_ns()?, row, row.ledger?)))
+        .collect();
+    ascending.sort_unstable_by_key(|(latency, row, _)| (*latency, row.stamps.request));
+    ascending
+}
+
+pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnalysis {
+    let damaged = std::mem::take(&mut recorded.damaged);
+    let joined = Joined::build(manifest, recorded);
+    let (rows, environment_ns) = joined.rows();
+    let (mut outliers, mut lanes) = (Vec::new(), Vec::new());
+    let (mut culprits, mut excess_ns) = (BTreeMap::new(), BTreeMap::new());
+    let sorted = ascending(&rows);
+    if !sorted.is_empty() {
+        let latencies: Vec<u64> = sorted.iter().map(|(latency, ..)| *latency).collect();
+        let border = quantile(&latencies, TAIL_QUANTILE);
+        let baseline = baseline(&sorted);
+        // Worst first, so that the lanes are those of the worst.
+        for (_, row, ledger) in sorted.iter().rev().take_while(|(latency, ..)| *latency > border) {
+            let case = joined.case(&row.stamps);
+            let chain = joined.chain(&row.stamps, &case);
+            let witness = joined.witness(&row.stamps, &case, &chain);
+            for line in Line::all() {
+                *excess_ns.entry(line).or_default() += baseline.excess_ns(ledger, line);
+            }
+            for (line, name, ns) in witness.culprits() {
+                *culprits.entry((line, name)).or_default() += ns;
+            }
+            outliers.push(joined.outlier(row, *ledger, &baseline, witness));
+            if lanes.len() < LANES_PER_TRIAL {
+                lanes.push(joined.lanes(&row.stamps, &case));
+            }
+        }
+    }
+    TrialAnalysis {
+        trial: joined.trial,
+        environment_ns,
+        outliers,
+        culprits,
+        excess_ns,
+        lanes,
+        alignment: joined.alignment,
+        steal_known: joined.client.cpus.steal_known || joined.server.cpus.steal_known,
+        damaged,
+        rows,
+    }
+}
+
+fn baseline(sorted: &[(u64, &Row, Ledger)]) -> Baseline {
+    let ledgers: Vec<_> = sorted
+        .iter()
+        .map(|(latency, _, ledger)| (*latency, *ledger))
+        .collect();
+    Baseline::of(&ledgers)
+}
+
+pub(super) fn explain(manifest: &Manifest, recorded: Recorded, number: u32) -> anyhow::Result<Story> {
+    let joined = Joined::build(manifest, recorded);
+    let (rows, _) = joined.rows();
+    let row = rows
+        .iter()
+        .find(|row| row.stamps.request == number)
+        .with_context(|| {
+            format!(
+                "trial {} has no request {number}: it has {} requests, from 0",
+                joined.trial.index,
+                rows.len()
+            )
+        })?;
+    let ledger = row.ledger.with_context(|| {
+        if row.stamps.latency_ns().is_none() {
+            format!(
+                "request {number} has no latency to explain: it ended as {:?}",
+                row.stamps.outcome()
+            )
+        } else {
+            "the kernel was not recorded in this run (--no-probes): there is nothing to explain with"
+                .to_owned()
+        }
+    })?;
+    let case = joined.case(&row.stamps);
+    let chain = joined.chain(&row.stamps, &case);
+    let witness = joined.witness(&row.stamps, &case, &chain);
+    let mut parts: Vec<Ledger> = vec![Ledger::default(); chain.len()];
+    joined.charge(&row.stamps, &chain, |index, charge| {
+        parts[index].charge(charge.line, charge.ns);
+    });
+    Ok(Story {
+        outlier: joined.outlier(row, ledger, &baseline(&ascending(&rows)), witness),
+        lanes: joined.lanes(&row.stamps, &case),
+        intervals: chain.into_iter().zip(parts).collect(),
+    })
+}
+
+/// A run time relative to a request's intended start, ns.
+pub(super) fn since(at: RunNs, request: &RequestStamps) -> i64 {
+    at - Alignment::client(HostNs(request.intended_ns))
+}
