@@ -2,6 +2,10 @@
 //!
 //! The ends are this test binary again, running [`end_of_the_link`] in the role that [`ROLE`] names. They speak to the
 //! test by lines on standard output that begin with [`MARK`].
+#![allow(
+    clippy::unwrap_used,
+    reason = "in a test's helper, too, a panic is the report"
+)]
 
 use std::{
     env, fs,
@@ -152,10 +156,12 @@ fn request() {
 
 /// Starts both ends as [`request`] and [`serve`] and waits to be killed.
 fn bear() {
-    let server = link::spawn(&mut role("server")).unwrap();
-    let client = link::spawn(role("client").env(PEER, server.id().to_string())).unwrap();
+    let mut server = link::spawn(&mut role("server")).unwrap();
+    let mut client = link::spawn(role("client").env(PEER, server.id().to_string())).unwrap();
     tell(&format!("ends {} {}", server.id(), client.id()));
-    wait_for_the_end();
+    // Neither ends by itself.
+    client.wait().unwrap();
+    server.wait().unwrap();
 }
 
 fn wait_for_the_end() {

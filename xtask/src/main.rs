@@ -60,6 +60,7 @@ fn pqtail(subcommand: &str, passed_on: &PassedOn) -> anyhow::Result<()> {
     setup::setup()?;
     // With its own target folder, whatever CARGO_TARGET_DIR says: the build script looks for the tools there too.
     let target = root().join("target");
+    eprintln!("xtask: building pqtail (the first time takes minutes)");
     let mut build = cargo();
     build.args([
         "build",
