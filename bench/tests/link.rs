@@ -12,7 +12,7 @@ use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{Shutdown, TcpListener, TcpStream},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{self, Receiver},
     thread,
     time::{Duration, Instant},
@@ -180,6 +180,8 @@ fn tell(line: &str) {
 /// A child of the test and what it says.
 struct Process {
     child: Child,
+    /// Apart from `child`, whose `wait` would close it: an end must not mistake that for the reason to go.
+    stdin: ChildStdin,
     lines: Receiver<String>,
 }
 
@@ -195,8 +197,7 @@ impl Process {
     }
 
     fn say(&mut self, line: &str) {
-        let stdin = self.child.stdin.as_mut().unwrap();
-        writeln!(stdin, "{line}").unwrap();
+        writeln!(self.stdin, "{line}").unwrap();
     }
 
     fn namespace(&self) -> PathBuf {
@@ -247,6 +248,7 @@ fn start(command: &mut Command) -> Process {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    let stdin = child.stdin.take().unwrap();
     let output = BufReader::new(child.stdout.take().unwrap());
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
@@ -258,7 +260,7 @@ fn start(command: &mut Command) -> Process {
             }
         }
     });
-    Process { child, lines }
+    Process { child, stdin, lines }
 }
 
 /// Waits by condition: no sleep decides the outcome, only the deadline.
