@@ -1,1 +1,3 @@
 //! The half that touches network, kernel and wall time.
+
+pub mod link;

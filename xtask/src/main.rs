@@ -1,2 +1,119 @@
-//! placeholder
-fn main() {}
+//! `cargo xtask`: set-up, run and test from a fresh clone, with cargo and a C compiler as the only needs.
+
+mod check;
+mod setup;
+
+use std::{
+    env,
+    ffi::OsString,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::{Parser, Subcommand};
+
+/// Project tasks. Every one sets up what it needs first.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
+struct Options {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Installs the toolchain's components and the pinned bpf-linker, if missing
+    Setup,
+    /// Builds, then benchmarks: everything after `run` goes to `pqtail run` (needs root)
+    #[command(disable_help_flag = true)]
+    Run(PassedOn),
+    /// Builds, then analyses a recorded run: everything after `analyze` goes to `pqtail analyze`
+    #[command(disable_help_flag = true)]
+    Analyze(PassedOn),
+    /// Builds, then explains one request: everything after `explain` goes to `pqtail explain`
+    #[command(disable_help_flag = true)]
+    Explain(PassedOn),
+    /// Formatting, lints, documentation and tests (the tests of probes and links need root)
+    Test,
+}
+
+#[derive(clap::Args)]
+struct PassedOn {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Options::parse().task {
+        Task::Setup => setup::setup(),
+        Task::Run(passed_on) => pqtail("run", &passed_on),
+        Task::Analyze(passed_on) => pqtail("analyze", &passed_on),
+        Task::Explain(passed_on) => pqtail("explain", &passed_on),
+        Task::Test => check::test(),
+    }
+}
+
+/// Builds `pqtail` and becomes it, so that Ctrl-C and the exit status are its own.
+fn pqtail(subcommand: &str, passed_on: &PassedOn) -> anyhow::Result<()> {
+    setup::setup()?;
+    // With its own target folder, whatever CARGO_TARGET_DIR says: the build script looks for the tools there too.
+    let target = root().join("target");
+    eprintln!("xtask: building pqtail (the first time takes minutes)");
+    let mut build = cargo();
+    build.args([
+        "build",
+        "--quiet",
+        "--release",
+        "--package",
+        "pqtail",
+        "--target-dir",
+    ]);
+    run("build pqtail", build.arg(&target))?;
+
+    let binary = target.join("release/pqtail");
+    let mut command = Command::new(&binary);
+    let failure = command.arg(subcommand).args(&passed_on.arguments).exec();
+    Err(failure).with_context(|| format!("start {}", binary.display()))
+}
+
+/// The workspace's root, whatever folder the task was called from.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the workspace")
+}
+
+/// The cargo that runs this task, in the workspace's root. The toolchain in force travels in `RUSTUP_TOOLCHAIN`.
+fn cargo() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    if env::var_os("CI").is_some() {
+        command.env("CARGO_TERM_COLOR", "never");
+    }
+    command
+}
+
+/// Runs a command to its end; any other end than success is an error that names what was attempted.
+fn run(what: &str, command: &mut Command) -> anyhow::Result<()> {
+    let program = PathBuf::from(command.get_program());
+    let status = command
+        .status()
+        .with_context(|| format!("{what}: start {}", program.display()))?;
+    ensure!(status.success(), "{what} failed ({status})");
+    Ok(())
+}
+
+/// Runs a command for what it prints.
+fn output(what: &str, command: &mut Command) -> anyhow::Result<String> {
+    let output = command.output().with_context(|| what.to_owned())?;
+    if !output.status.success() {
+        bail!(
+            "{what} failed ({}): {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("{what}: output"))
+}

@@ -1,0 +1,47 @@
+//! `cargo xtask test`: what must hold before a change is worth reading.
+
+use std::{process::Command, time::Instant};
+
+use anyhow::Context as _;
+
+use crate::{cargo, run, setup};
+
+/// The eBPF crate builds for its own target only; the build script of `pqtail` compiles it.
+const WITHOUT_EBPF: [&str; 3] = ["--workspace", "--exclude", "pqtail-ebpf"];
+
+/// Runs every step in turn and stops at the first that fails.
+pub(crate) fn test() -> anyhow::Result<()> {
+    step("setup", setup::setup)?;
+    step("format", || {
+        run("cargo fmt", cargo().args(["fmt", "--all", "--check"]))
+    })?;
+    step("lints", || run("cargo clippy", &mut clippy()))?;
+    step("documentation", || run("cargo doc", &mut documentation()))?;
+    step("tests", || {
+        run("cargo test", cargo().arg("test").args(WITHOUT_EBPF))
+    })
+}
+
+fn clippy() -> Command {
+    let mut command = cargo();
+    command.arg("clippy").args(WITHOUT_EBPF);
+    command.args(["--all-targets", "--", "--deny", "warnings"]);
+    command
+}
+
+fn documentation() -> Command {
+    let mut command = cargo();
+    command.args(["doc", "--no-deps"]).args(WITHOUT_EBPF);
+    command.env("RUSTDOCFLAGS", "-Dwarnings");
+    command
+}
+
+fn step(name: &str, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    eprintln!("xtask: {name}");
+    let begin = Instant::now();
+    let outcome = work();
+    let seconds = begin.elapsed().as_secs_f64();
+    let word = if outcome.is_ok() { "passed" } else { "FAILED" };
+    eprintln!("xtask: {name} {word} after {seconds:.1} s");
+    outcome.with_context(|| format!("`cargo xtask test` stopped at the step '{name}'"))
+}
