@@ -243,3 +243,101 @@ impl Trial {
 fn human_seconds(ns: u64) -> String {
     format!("{} s", ns as f64 / 1e9)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan {
+            scenario: "fresh-handshake".to_owned(),
+            arms: vec![Arm::X25519, Arm::X25519mlkem768],
+            trials_per_arm: 6,
+            rate_hz: 300.0,
+            duration_ns: 10_000_000_000,
+            warmup_ns: 2_000_000_000,
+            arrivals: Arrivals::Poisson,
+            seed: 7,
+            timeout_ns: 5_000_000_000,
+            probes: true,
+        }
+    }
+
+    #[test]
+    fn names_and_arms_are_one_to_one() {
+        for arm in Arm::ALL {
+            assert_eq!(arm.name().parse::<Arm>().unwrap(), arm);
+            assert_eq!(serde_json::to_value(arm).unwrap(), arm.name());
+        }
+        let error = "kyber".parse::<Arm>().unwrap_err().to_string();
+        assert!(
+            error.contains("kyber") && error.contains("x25519mlkem768"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_makes_no_run_is_refused_by_name() {
+        type Break = fn(&mut Plan);
+        let broken: [(Break, &str); 7] = [
+            (|p| p.rate_hz = 0.0, "--rate"),
+            (|p| p.rate_hz = f64::NAN, "--rate"),
+            (|p| p.duration_ns = 1_000_000_000, "--duration"),
+            (|p| p.trials_per_arm = 0, "--trials"),
+            (|p| p.arms.clear(), "--arms"),
+            (|p| p.arms.push(Arm::X25519), "twice"),
+            (|p| p.rate_hz = 1e9, "lower --rate"),
+        ];
+        assert!(plan().validate().is_ok());
+        for (breaks, word) in broken {
+            let mut plan = plan();
+            breaks(&mut plan);
+            let error = plan.validate().unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn poisson_gaps_have_the_mean_and_spread_of_an_exponential() {
+        let plan = Plan {
+            rate_hz: 5_000.0,
+            ..plan()
+        };
+        let arrivals = plan.trials()[0].arrivals_ns(&plan);
+        let gaps: Vec<f64> = arrivals
+            .windows(2)
+            .map(|pair| (pair[1] - pair[0]) as f64)
+            .collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let deviation = (gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64).sqrt();
+        // 60,000 gaps: the standard error of both is below half a percent.
+        assert!((mean / 200_000.0 - 1.0).abs() < 0.02, "{mean}");
+        assert!((deviation / mean - 1.0).abs() < 0.03, "{deviation}");
+    }
+
+    proptest! {
+        #[test]
+        fn every_block_holds_every_arm_once(seed in any::<u64>(), trials in 1u32..12, arms in 1usize..=7) {
+            let plan = Plan { seed, trials_per_arm: trials, arms: Arm::ALL[..arms].to_vec(), ..plan() };
+            let list = plan.trials();
+            prop_assert_eq!(&list, &plan.trials(), "the same seed gives the same list");
+            for (block, chunk) in list.chunks(arms).enumerate() {
+                let mut found: Vec<Arm> = chunk.iter().map(|trial| trial.arm).collect();
+                found.sort();
+                prop_assert_eq!(&found, &plan.arms);
+                prop_assert!(chunk.iter().all(|trial| trial.block as usize == block));
+            }
+        }
+
+        #[test]
+        fn arrivals_ascend_within_the_trial(seed in any::<u64>(), constant in any::<bool>()) {
+            let arrivals = if constant { Arrivals::Constant } else { Arrivals::Poisson };
+            let plan = Plan { seed, arrivals, ..plan() };
+            let times = plan.trials()[0].arrivals_ns(&plan);
+            prop_assert!(times.windows(2).all(|pair| pair[0] <= pair[1]));
+            prop_assert!(times.last().is_some_and(|&last| last < plan.warmup_ns + plan.duration_ns));
+        }
+    }
+}

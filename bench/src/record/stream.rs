@@ -343,3 +343,101 @@ fn boot_id() -> String {
         .map(|id| id.trim().to_owned())
         .unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Raw = [u8; 64];
+
+    /// A finished recording of so many records in several chunks, as bytes.
+    fn recorded(records: u32, flush_every: u32) -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kernel-000.pqr");
+        let mut writer = Writer::<Raw>::create(&path, StreamKind::Kernel, 0).unwrap();
+        for number in 0..records {
+            writer.push(&[number as u8; 64]).unwrap();
+            if number % flush_every == 0 {
+                writer.flush().unwrap();
+            }
+        }
+        assert_eq!(writer.finish().unwrap().records, u64::from(records));
+        std::fs::read(path).unwrap()
+    }
+
+    fn read(bytes: &[u8]) -> anyhow::Result<Recording<Raw>> {
+        Recording::read(bytes, StreamKind::Kernel)
+    }
+
+    #[test]
+    fn what_was_stored_is_read() {
+        let recording = read(&recorded(1000, 300)).unwrap();
+        assert_eq!(recording.records.len(), 1000);
+        assert_eq!(recording.records[999], [999u32 as u8; 64]);
+        assert!(!recording.cut);
+        assert_eq!(recording.damaged_chunks, 0);
+    }
+
+    #[test]
+    fn cut_anywhere_it_reads_up_to_the_last_whole_chunk_and_says_so() {
+        let whole = recorded(40, 10);
+        let header = whole.windows(4).position(|four| four == CHUNK).unwrap();
+        for length in header..whole.len() {
+            let recording = read(&whole[..length]).unwrap();
+            assert!(recording.cut, "at {length} of {}", whole.len());
+            assert!(recording.records.len() <= 40);
+        }
+        assert_eq!(read(&whole[..whole.len() - 1]).unwrap().records.len(), 40);
+    }
+
+    #[test]
+    fn a_damaged_chunk_is_skipped_and_counted() {
+        let mut bytes = recorded(40, 10);
+        let chunk = bytes.windows(4).position(|four| four == CHUNK).unwrap();
+        bytes[chunk + 16] ^= 0x40;
+        let recording = read(&bytes).unwrap();
+        assert_eq!(
+            (recording.records.len(), recording.damaged_chunks, recording.cut),
+            (39, 1, false)
+        );
+    }
+
+    #[test]
+    fn a_foreign_file_and_another_version_are_named() {
+        let error = |bytes: &[u8]| format!("{:#}", read(bytes).unwrap_err());
+        assert!(error(b"\x7fELF and so on, long enough").contains("not a recording of this program"));
+        assert!(error(b"").contains("not a recording of this program"));
+        let json = br#"{"schema":999,"shape":"unknown"}"#;
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&(json.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&crc32fast::hash(json).to_le_bytes());
+        bytes.extend_from_slice(json);
+        assert!(error(&bytes).contains("schema version 999, this pqtail reads version"));
+        let other = Recording::<Raw>::read(&recorded(1, 1)[..], StreamKind::Requests).unwrap_err();
+        assert!(format!("{other:#}").contains("Kernel records"), "{other:#}");
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_that_says_what_is_safe() {
+        if !Path::new("/dev/full").exists() {
+            println!("skipped: needs /dev/full");
+            return;
+        }
+        let error = Writer::<Raw>::create(Path::new("/dev/full"), StreamKind::Kernel, 0).unwrap_err();
+        assert!(format!("{error:#}").contains("No space left"), "{error:#}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..2000), after_mark in any::<bool>()) {
+            let mut input = if after_mark { recorded(3, 2) } else { Vec::new() };
+            let keep = input.len().saturating_sub(usize::from(bytes.first().copied().unwrap_or(0)));
+            input.truncate(keep);
+            input.extend(bytes);
+            // Neither may panic, whatever it says.
+            let _ = read(&input);
+        }
+    }
+}
