@@ -1,6 +1,9 @@
 //! Builds the eBPF object with the same pinned toolchain and embeds it into the library.
 
-use std::{env, path::PathBuf};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, ensure};
 use aya_build::{Package, Toolchain};
@@ -33,5 +36,23 @@ fn main() -> anyhow::Result<()> {
             features: &[],
         }],
         Toolchain::Custom(&env::var("RUSTUP_TOOLCHAIN").unwrap_or_else(|_| "1.95.0".to_owned())),
-    )
+    )?;
+    let object = PathBuf::from(env::var_os("OUT_DIR").context("run by cargo")?).join("pqtail-ebpf");
+    rename_unions(&object).with_context(|| format!("rename unions in {}", object.display()))
+}
+
+/// bpf-linker 0.10 gives structs names that the kernel accepts, but not unions, and the kernel then refuses all of
+/// the object's type information. The logging macros bring in one such union.
+fn rename_unions(object: &Path) -> anyhow::Result<()> {
+    const REFUSED: &[u8] = b"MaybeUninit<u8>\0";
+    const ACCEPTED: &[u8] = b"MaybeUninit_u8_\0";
+    let mut bytes = fs::read(object)?;
+    let places: Vec<usize> = (0..bytes.len())
+        .filter(|&at| bytes[at..].starts_with(REFUSED))
+        .collect();
+    for at in places {
+        bytes[at..at + ACCEPTED.len()].copy_from_slice(ACCEPTED);
+    }
+    fs::write(object, bytes)?;
+    Ok(())
 }

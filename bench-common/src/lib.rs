@@ -257,6 +257,8 @@ pub struct Offsets {
     pub task_comm: u32,
     /// `task_struct.prio`.
     pub task_prio: u32,
+    /// `task_struct.thread_info.cpu`: the CPU on whose queue the task is, or last was.
+    pub task_cpu: u32,
     /// `task_struct.se.cfs_rq`.
     pub task_cfs_rq: u32,
     /// `cfs_rq.rq`.
@@ -338,7 +340,11 @@ pub struct Settings {
     pub cpus: [u64; CPU_WORDS],
     /// Struct offsets of the running kernel.
     pub offsets: Offsets,
+    /// Zero; keeps the struct free of padding, since it crosses the border as bytes.
+    pub reserved: u32,
 }
+
+const _: () = assert!(size_of::<Settings>() == 16 + 8 * CPU_WORDS + size_of::<Offsets>() + 4);
 
 /// Words in [`Settings::cpus`]: room for 1,024 CPUs.
 pub const CPU_WORDS: usize = 16;

@@ -13,9 +13,9 @@ use pqtail_common::{Head, KINDS, RECORD_BYTES, flag};
 #[map]
 static RECORDS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Records that found the ring full, per CPU, indexed by kind.
+/// Records that found the ring full, per CPU, indexed by kind. One entry, so that the drain reads all in one call.
 #[map]
-pub(crate) static LOSSES: PerCpuArray<u64> = PerCpuArray::with_max_entries(KINDS as u32, 0);
+pub(crate) static LOSSES: PerCpuArray<[u64; KINDS]> = PerCpuArray::with_max_entries(1, 0);
 
 /// Begins a record of `kind`, now, on this CPU, with the current thread.
 #[inline(always)]
@@ -45,9 +45,10 @@ pub(crate) fn with_steal(head: &mut Head, steal_ns: &mut u64) {
 pub(crate) fn emit<T>(kind: u8, record: &T) {
     const { assert!(size_of::<T>() == RECORD_BYTES) };
     if RECORDS.output::<T>(record, u64::from(BPF_RB_NO_WAKEUP)).is_err()
-        && let Some(lost) = LOSSES.get_ptr_mut(u32::from(kind))
+        && let Some(lost) = LOSSES.get_ptr_mut(0)
     {
-        // SAFETY: a per-CPU slot; only an interrupt on this CPU could race, and at worst one count is lost.
-        unsafe { *lost += 1 };
+        // SAFETY: a per-CPU slot, indexed below KINDS. An interrupt of this CPU may come between read and write, and
+        // then one of the two losses goes uncounted; that there was a loss is still known.
+        unsafe { (*lost)[kind as usize & (KINDS - 1)] += 1 };
     }
 }

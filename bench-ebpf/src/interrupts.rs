@@ -22,9 +22,12 @@ const VECTORS: u32 = 16;
 const IRQ: u32 = 0;
 const SOFTIRQ: u32 = 1;
 const VECTOR: u32 = 2;
+/// When the softirq under way was raised. Taken at its entry: a vector that is raised again while it runs (NET_RX
+/// out of budget does so to itself) must keep that raise for its next run, or ksoftirqd's delay would vanish.
+const SOFTIRQ_RAISED: u32 = 3;
 
 #[map]
-static BEGINS: PerCpuArray<u64> = PerCpuArray::with_max_entries(3, 0);
+static BEGINS: PerCpuArray<u64> = PerCpuArray::with_max_entries(4, 0);
 
 /// First raise of each softirq vector since it last ran.
 #[map]
@@ -103,16 +106,21 @@ fn softirq_raise(ctx: BtfTracePointContext) -> i32 {
 
 /// `(unsigned int vector)`
 #[btf_tracepoint(function = "softirq_entry")]
-fn softirq_entry(_ctx: BtfTracePointContext) -> i32 {
+fn softirq_entry(ctx: BtfTracePointContext) -> i32 {
+    let vector: u32 = ctx.arg(0);
+    let raised_ns = take(RAISES.get_ptr_mut(vector & (VECTORS - 1)));
+    if let Some(raised) = BEGINS.get_ptr_mut(SOFTIRQ_RAISED) {
+        // SAFETY: a per-CPU slot; softirqs do not nest.
+        unsafe { *raised = raised_ns };
+    }
     begin(SOFTIRQ)
 }
 
 /// `(unsigned int vector)`
 #[btf_tracepoint(function = "softirq_exit")]
 fn softirq_exit(ctx: BtfTracePointContext) -> i32 {
-    let vector: u32 = ctx.arg(0);
-    let raised_ns = take(RAISES.get_ptr_mut(vector & (VECTORS - 1)));
-    end(&ctx, SOFTIRQ, kind::SOFTIRQ, vector, raised_ns)
+    let raised_ns = take(BEGINS.get_ptr_mut(SOFTIRQ_RAISED));
+    end(&ctx, SOFTIRQ, kind::SOFTIRQ, ctx.arg(0), raised_ns)
 }
 
 macro_rules! vector_pair {

@@ -6,12 +6,13 @@ use aya_ebpf::{
     macros::{btf_tracepoint, perf_event},
     programs::{BtfTracePointContext, PerfEventContext},
 };
-use pqtail_common::{ABSENT, Beat, Switch, Wake, flag, kind};
+use pqtail_common::{ABSENT, Beat, Head, Switch, Wake, flag, kind};
 
 use crate::{
     emit::{emit, head, with_steal},
-    read::{field, pointer},
+    read::{field, pointer, typed},
     settings::{cpu_is_recorded, offset, thread_is_recorded},
+    steal,
 };
 
 /// `(bool preempt, task_struct *prev, task_struct *next, unsigned int prev_state)`
@@ -35,13 +36,28 @@ fn sched_switch(ctx: BtfTracePointContext) -> i32 {
     if record.prev_state == 0 && offset!(cfs_rq_throttle_count) != ABSENT && is_throttled(prev) {
         record.head.flags |= flag::THROTTLED;
     }
-    record.next_tid = field(next, offset!(task_pid)).unwrap_or(0);
-    record.next_tgid = field(next, offset!(task_tgid)).unwrap_or(0);
-    record.next_prio = field(next, offset!(task_prio)).unwrap_or(0);
-    record.next_comm = field(next, offset!(task_comm)).unwrap_or([0; 16]);
+    record.next_tid = typed(next, offset!(task_pid));
+    record.next_tgid = typed(next, offset!(task_tgid));
+    record.next_prio = typed(next, offset!(task_prio));
+    let comm: [u64; 2] = [
+        typed(next, offset!(task_comm)),
+        typed(next, offset!(task_comm).wrapping_add(8)),
+    ];
+    // SAFETY: both are sixteen plain bytes.
+    record.next_comm = unsafe { core::mem::transmute::<[u64; 2], [u8; 16]>(comm) };
     with_steal(&mut record.head, &mut record.steal_ns);
+    report_missing_steal(&ctx, &record.head);
     emit(kind::SWITCH, &record);
     0
+}
+
+/// Says once per CPU that the hypervisor shares no page here: its steal stays unknown, which no record can tell from
+/// "not looked for yet".
+#[inline(always)]
+fn report_missing_steal(ctx: &BtfTracePointContext, head: &Head) {
+    if head.flags & flag::STEAL_KNOWN == 0 && steal::absence_is_news() {
+        aya_log_ebpf::warn!(ctx, "CPU {}: the hypervisor offers no steal counter", head.cpu);
+    }
 }
 
 #[inline(always)]
@@ -58,7 +74,7 @@ fn sched_waking(ctx: BtfTracePointContext) -> i32 {
     wake(&ctx, kind::WAKING, None)
 }
 
-/// `(task_struct *p)`, on the CPU whose queue the target joined.
+/// `(task_struct *p)`, with the target on a queue now.
 #[btf_tracepoint(function = "sched_wakeup")]
 fn sched_wakeup(ctx: BtfTracePointContext) -> i32 {
     wake(&ctx, kind::WAKEUP, None)
@@ -79,7 +95,7 @@ fn sched_migrate_task(ctx: BtfTracePointContext) -> i32 {
 #[inline(always)]
 fn wake(ctx: &BtfTracePointContext, kind: u8, destination: Option<u32>) -> i32 {
     let target: u64 = ctx.arg(0);
-    let target_tid: u32 = field(target, offset!(task_pid)).unwrap_or(0);
+    let target_tid: u32 = typed(target, offset!(task_pid));
     if !thread_is_recorded(target_tid) {
         return 0;
     }
@@ -88,8 +104,11 @@ fn wake(ctx: &BtfTracePointContext, kind: u8, destination: Option<u32>) -> i32 {
         target_tid,
         ..zeroed()
     };
-    // The target's own CPU field moves between kernels; wakeup fires on that CPU, and waking is about the waker.
-    record.target_cpu = destination.unwrap_or_else(|| u32::from(record.head.cpu));
+    // Not the CPU that stores the record: a waker that shares a cache with the target's CPU queues it there itself.
+    record.target_cpu = match destination {
+        Some(cpu) => cpu,
+        None => typed(target, offset!(task_cpu)),
+    };
     record.waker_comm = bpf_get_current_comm().unwrap_or([0; 16]);
     with_steal(&mut record.head, &mut record.steal_ns);
     emit(kind, &record);

@@ -13,6 +13,7 @@ static SETTINGS: Settings = Settings {
     write_timer_function: 0,
     cpus: [0; CPU_WORDS],
     offsets: Offsets::ABSENT,
+    reserved: 0,
 };
 
 /// One bit per TCP port whose traffic is recorded.

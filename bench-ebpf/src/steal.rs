@@ -11,11 +11,32 @@ use crate::{
     settings::offset,
 };
 
-/// Address of this CPU's counter: 0 not looked for yet, [`NONE`] not offered.
+/// Address of this CPU's counter: 0 not looked for yet, [`NONE`] or [`NONE_TOLD`] not offered.
 #[map]
 static STEAL_ADDRESS: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
 const NONE: u64 = 1;
+const NONE_TOLD: u64 = 2;
+
+/// Whether this CPU turned out to have no counter and nobody was told yet.
+#[inline(always)]
+pub(crate) fn absence_is_news() -> bool {
+    // Only an architecture that shares a page by pointer can find it null.
+    if offset!(percpu_steal) == ABSENT || offset!(steal_is_pointer) == 0 {
+        return false;
+    }
+    let Some(cached) = STEAL_ADDRESS.get_ptr_mut(0) else {
+        return false;
+    };
+    // SAFETY: a per-CPU slot; a racing interrupt would tell it twice at worst.
+    unsafe {
+        if *cached != NONE {
+            return false;
+        }
+        *cached = NONE_TOLD;
+    }
+    true
+}
 
 /// Steal of `cpu` (which must be this CPU) in ns since boot; `None` where the hypervisor offers no counter.
 #[inline(always)]
@@ -31,7 +52,7 @@ pub(crate) fn counter_ns(cpu: u32) -> Option<u64> {
         // SAFETY: as above.
         unsafe { *cached = address };
     }
-    if address == NONE {
+    if address <= NONE_TOLD {
         return None;
     }
     field::<u64>(address, 0)
