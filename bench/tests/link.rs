@@ -18,7 +18,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::net::if_::{if_nameindex, if_nametoindex};
+use nix::{
+    net::if_::{if_nameindex, if_nametoindex},
+    sys::{
+        prctl::set_child_subreaper,
+        signal::Signal,
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
+    unistd::Pid,
+};
 use pqtail::collect::link::{self, CLIENT_ADDRESS, CLIENT_NAME, PREFIX, SERVER_ADDRESS, SERVER_NAME};
 
 const ROLE: &str = "PQTAIL_TEST_LINK_ROLE";
@@ -66,22 +74,22 @@ fn the_ends_die_with_a_killed_parent() {
     if !privileged("the_ends_die_with_a_killed_parent") {
         return;
     }
+    // Orphans come to this process, which can then say what they died of.
+    set_child_subreaper(true).unwrap();
     let mut parent = start(&mut role("parent"));
-    let said = parent.next();
-    let pids: Vec<u32> = said
-        .strip_prefix("ends ")
-        .unwrap_or_else(|| panic!("expected the ends' pids, got '{said}'"))
-        .split(' ')
-        .map(|pid| pid.parse().unwrap())
-        .collect();
-    // Both share the parent's output; which of them is first does not matter.
-    let mut ready = [parent.next(), parent.next()];
-    ready.sort();
-    assert_eq!(ready, ["joined", "listening"]);
+    // Parent and ends share one output and speak in any order.
+    let mut said = [parent.next(), parent.next(), parent.next()];
+    said.sort();
+    let [ends, rest @ ..] = said;
+    assert_eq!(rest, ["joined", "listening"]);
+    let pids = ends.strip_prefix("ends ").unwrap().split(' ');
+    let pids: Vec<u32> = pids.map(|pid| pid.parse().unwrap()).collect();
     let namespaces: Vec<PathBuf> = pids.iter().map(|&pid| namespace_of(pid)).collect();
 
     parent.kill();
-    wait_until("the ends are dead", || pids.iter().all(|&pid| !alive(pid)));
+    for pid in pids {
+        wait_until("an end dies of its signal", || killed(pid));
+    }
     wait_until("both namespaces are unused", || {
         namespaces.iter().all(|each| !in_use(each))
     });
@@ -288,13 +296,14 @@ fn in_use(namespace: &Path) -> bool {
         .any(|process| fs::read_link(process.path().join("ns/net")).is_ok_and(|inside| inside == namespace))
 }
 
-/// A zombie is dead: an orphan's reaper may be slow or absent in a container.
-fn alive(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        stat.rsplit(')')
-            .next()
-            .is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']))
-    })
+/// Whether the signal has killed this orphan; reaps it.
+fn killed(orphan: u32) -> bool {
+    let orphan = Pid::from_raw(orphan.cast_signed());
+    match waitpid(orphan, Some(WaitPidFlag::WNOHANG)) {
+        Ok(WaitStatus::StillAlive) => false,
+        Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _)) => true,
+        other => panic!("an end died of {other:?}, not of the signal"),
+    }
 }
 
 /// Ends of a link that the test's own namespace shows.
