@@ -2,6 +2,11 @@
 
 pub mod btf;
 pub mod drain;
+pub mod exchange;
 pub mod host;
 pub mod link;
+pub mod load;
 pub mod probes;
+pub mod serve;
+pub mod tls;
+mod worker;

@@ -1,0 +1,30 @@
+//! What both ends agree on beyond TLS: the request, the response, and the byte counts of the control without cryptography.
+
+/// The request of every connection.
+pub const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: pqtail.test\r\nConnection: close\r\n\r\n";
+
+/// The response to it, with its 3-byte body.
+pub const RESPONSE: &[u8] =
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\nConnection: close\r\n\r\nOK\n";
+
+/// Most that one read takes in: more than the largest flight.
+pub const READ_BYTES: usize = 16 * 1024;
+
+/// Flights of the arm `x25519` in bytes, which the arm `no-crypto` imitates. A certificate is DER, so its signature's length
+/// varies by a byte or two; these are the common lengths.
+pub mod plain_bytes {
+    /// ClientHello.
+    pub const CLIENT_HELLO: usize = 222;
+    /// ServerHello to Finished.
+    pub const SERVER_FLIGHT: usize = 730;
+    /// Finished and request.
+    pub const FINISHED_AND_REQUEST: usize = 158;
+    /// Response and close_notify.
+    pub const RESPONSE: usize = 140;
+}
+
+/// Whether this is the whole of the expected response.
+#[must_use]
+pub fn is_whole_response(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"HTTP/1.1 200") && bytes.ends_with(b"\r\n\r\nOK\n")
+}

@@ -1,0 +1,465 @@
+//! The embedded server: TLS 1.3 on rustls and aws-lc-rs, one port per arm, one stamp per stage of every connection.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{self, Receiver, SyncSender},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use rustls::{ServerConfig, ServerConnection};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::watch,
+    task::LocalSet,
+};
+
+use super::{
+    exchange::{READ_BYTES, RESPONSE, plain_bytes},
+    host::thread_cpu_ns,
+    tls::{Identity, server_config},
+    worker::{POLL, POLLS_PER_FLUSH, STAMPS_WAITING_MAX, folded, pin, read_some, runtime, write_all},
+};
+use crate::{
+    clock::now,
+    plan::Arm,
+    record::{
+        stamps::{ConnectionStamps, Outcome},
+        stream::{StreamKind, Writer, Written},
+    },
+};
+
+/// Connections that the kernel completes ahead of `accept`.
+const BACKLOG: u32 = 4096;
+
+/// How long a connection waits for the client's end before it is closed all the same.
+const CLOSE_WAIT: Duration = Duration::from_secs(2);
+
+/// Where and how to serve.
+#[derive(Clone, Debug)]
+pub struct ServeSettings {
+    /// Address to listen on.
+    pub address: IpAddr,
+    /// One port per arm.
+    pub ports: Vec<(Arm, u16)>,
+    /// One worker per CPU, pinned to it.
+    pub cpus: Vec<u32>,
+    /// Certificate and key.
+    pub identity: Identity,
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    tids: Vec<u32>,
+    cpu_ns_before: u64,
+    stop: watch::Sender<bool>,
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What workers and the recording thread share; nothing of it is touched between accept and close but the two counters.
+#[derive(Debug, Default)]
+struct Shared {
+    recording: Mutex<Option<Writer<ConnectionStamps>>>,
+    failure: Mutex<Option<anyhow::Error>>,
+    open: AtomicU64,
+    overflown: AtomicU64,
+    done: AtomicBool,
+}
+
+impl Server {
+    /// Binds every port on every worker and returns once all listen.
+    ///
+    /// # Errors
+    /// When a port is taken, or a worker cannot be pinned.
+    pub fn start(settings: &ServeSettings) -> anyhow::Result<Self> {
+        let (stop, stopped) = watch::channel(false);
+        let shared = Arc::new(Shared::default());
+        let (stamps, waiting) = mpsc::sync_channel(STAMPS_WAITING_MAX * settings.cpus.len().max(1));
+        let mut threads = Vec::new();
+        let mut tids = Vec::new();
+        for &cpu in &settings.cpus {
+            let (ready, is_ready) = mpsc::sync_channel(1);
+            let worker = Worker {
+                settings: settings.clone(),
+                stamps: stamps.clone(),
+                shared: Arc::clone(&shared),
+                stopped: stopped.clone(),
+            };
+            let thread = thread::Builder::new().name(format!("pq-serve-{cpu}"));
+            threads.push(
+                thread
+                    .spawn(move || worker.run(cpu, &ready))
+                    .context("start a server worker")?,
+            );
+            tids.push(
+                is_ready
+                    .recv()
+                    .map_err(|_| anyhow!("a server worker ended while it started"))??,
+            );
+        }
+        if tids.is_empty() {
+            bail!("the server has no CPU: name at least one with --server-cpus");
+        }
+        let recorder = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("pq-serve-rec".to_owned());
+        threads.push(
+            thread
+                .spawn(move || record(&waiting, &recorder))
+                .context("start the recording thread")?,
+        );
+        Ok(Self {
+            tids,
+            cpu_ns_before: 0,
+            stop,
+            shared,
+            threads,
+        })
+    }
+
+    /// Thread ids of the workers.
+    #[must_use]
+    pub fn worker_tids(&self) -> Vec<u32> {
+        self.tids.clone()
+    }
+
+    /// Records connections that end from now on.
+    ///
+    /// # Errors
+    /// When the recording cannot be created.
+    pub fn begin_trial(&mut self, recording: &Path, trial: u32) -> anyhow::Result<()> {
+        let writer = Writer::create(recording, StreamKind::Connections, trial)?;
+        *lock(&self.shared.recording) = Some(writer);
+        self.cpu_ns_before = self.cpu_ns();
+        Ok(())
+    }
+
+    /// Waits until no connection is open, finishes the recording, and returns its size and the workers' CPU time since the
+    /// trial began, ns.
+    ///
+    /// # Errors
+    /// When the disk took no more, or stamps were dropped because the recording thread could not follow.
+    pub fn end_trial(&mut self) -> anyhow::Result<(Written, u64)> {
+        let deadline = Instant::now() + CLOSE_WAIT + CLOSE_WAIT;
+        while self.shared.open.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
+            thread::sleep(POLL);
+        }
+        let cpu_ns = self.cpu_ns().saturating_sub(self.cpu_ns_before);
+        // The recording thread takes what waits before it looks at the mark again.
+        thread::sleep(POLL + POLL);
+        let writer = lock(&self.shared.recording).take();
+        if let Some(failure) = lock(&self.shared.failure).take() {
+            return Err(failure);
+        }
+        let overflown = self.shared.overflown.swap(0, Ordering::Relaxed);
+        if overflown > 0 {
+            bail!("{overflown} stamps were dropped: the recording thread got no CPU; lower --rate");
+        }
+        Ok((writer.context("no trial has begun")?.finish()?, cpu_ns))
+    }
+
+    fn cpu_ns(&self) -> u64 {
+        self.tids.iter().filter_map(|&tid| thread_cpu_ns(tid)).sum()
+    }
+
+    /// Closes the listeners and ends the workers.
+    pub fn stop(mut self) {
+        self.halt();
+    }
+
+    fn halt(&mut self) {
+        self.stop.send_replace(true);
+        self.shared.done.store(true, Ordering::Release);
+        for thread in self.threads.drain(..) {
+            // A worker that panicked has said so on stderr; there is nothing left to end.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.halt();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Moves stamps from the workers to the recording under way; without one they are dropped.
+fn record(waiting: &Receiver<ConnectionStamps>, shared: &Shared) {
+    let mut polls = 0u32;
+    while !shared.done.load(Ordering::Acquire) {
+        thread::sleep(POLL);
+        polls = polls.wrapping_add(1);
+        let mut recording = lock(&shared.recording);
+        let mut result = Ok(());
+        for stamps in waiting.try_iter() {
+            if let Some(writer) = recording.as_mut()
+                && result.is_ok()
+            {
+                result = writer.push(&stamps);
+            }
+        }
+        if let Some(writer) = recording.as_mut()
+            && polls.is_multiple_of(POLLS_PER_FLUSH)
+            && result.is_ok()
+        {
+            result = writer.flush();
+        }
+        if let Err(error) = result {
+            *recording = None;
+            *lock(&shared.failure) = Some(error);
+        }
+    }
+}
+
+struct Worker {
+    settings: ServeSettings,
+    stamps: SyncSender<ConnectionStamps>,
+    shared: Arc<Shared>,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Worker {
+    /// `ready` hears the worker's thread id once it listens, or why it does not.
+    fn run(&self, cpu: u32, ready: &SyncSender<anyhow::Result<u32>>) {
+        let started = pin(cpu).and_then(|tid| Ok((tid, runtime()?)));
+        let (tid, runtime) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                let _ = ready.send(Err(error));
+                return;
+            }
+        };
+        LocalSet::new().block_on(&runtime, async {
+            let listening = self.listen();
+            let is_listening = listening.is_ok();
+            let _ = ready.send(listening.map(|()| tid));
+            if is_listening {
+                let mut stopped = self.stopped.clone();
+                // An error means that the server itself is gone, which is a stop too.
+                let _ = stopped.wait_for(|stop| *stop).await;
+            }
+        });
+    }
+
+    fn listen(&self) -> anyhow::Result<()> {
+        for &(arm, port) in &self.settings.ports {
+            let listener = listen(SocketAddr::new(self.settings.address, port))?;
+            let config = server_config(arm, &self.settings.identity)?;
+            tokio::task::spawn_local(accept(
+                listener,
+                config,
+                self.stamps.clone(),
+                Arc::clone(&self.shared),
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let make = || -> io::Result<TcpListener> {
+        let socket = if address.is_ipv4() {
+            TcpSocket::new_v4()?
+        } else {
+            TcpSocket::new_v6()?
+        };
+        socket.set_reuseaddr(true)?;
+        // Each worker has listeners of its own; the kernel spreads the connections.
+        socket.set_reuseport(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    make().with_context(|| {
+        format!("listen on {address}: if another program has the port, name a free one with --port")
+    })
+}
+
+async fn accept(
+    listener: TcpListener,
+    config: Option<Arc<ServerConfig>>,
+    sink: SyncSender<ConnectionStamps>,
+    shared: Arc<Shared>,
+) {
+    let tid = nix::unistd::gettid().as_raw().cast_unsigned();
+    let local = listener.local_addr().map_or(0, |address| folded(address.ip()));
+    let local_port = listener.local_addr().map_or(0, |address| address.port());
+    loop {
+        // Out of file descriptors or a connection that was reset meanwhile: neither ends the service.
+        let Ok((stream, peer)) = listener.accept().await else {
+            tokio::task::yield_now().await;
+            continue;
+        };
+        let mut stamps = ConnectionStamps {
+            accepted_ns: now().0,
+            worker_tid: tid,
+            local,
+            remote: folded(peer.ip()),
+            local_port,
+            remote_port: peer.port(),
+            ..ConnectionStamps::default()
+        };
+        shared.open.fetch_add(1, Ordering::AcqRel);
+        let (config, sink, shared) = (config.clone(), sink.clone(), Arc::clone(&shared));
+        tokio::task::spawn_local(async move {
+            let result = match config {
+                Some(config) => serve_tls(stream, config, &mut stamps).await,
+                None => serve_plain(stream, &mut stamps).await,
+            };
+            stamps.outcome = result.unwrap_or_else(|error| outcome_of(&error)) as u8;
+            stamps.closed_ns = now().0;
+            if sink.try_send(stamps).is_err() {
+                shared.overflown.fetch_add(1, Ordering::Relaxed);
+            }
+            shared.open.fetch_sub(1, Ordering::AcqRel);
+        });
+    }
+}
+
+fn outcome_of(error: &io::Error) -> Outcome {
+    match error.kind() {
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Outcome::Reset,
+        _ => Outcome::Os,
+    }
+}
+
+async fn serve_tls(
+    stream: TcpStream,
+    config: Arc<ServerConfig>,
+    stamps: &mut ConnectionStamps,
+) -> io::Result<Outcome> {
+    stream.set_nodelay(true)?;
+    let Ok(mut tls) = ServerConnection::new(config) else {
+        return Ok(Outcome::Tls);
+    };
+    let mut buffer = [0; READ_BYTES];
+    let mut out = Vec::with_capacity(READ_BYTES / 4);
+    let mut request = Vec::with_capacity(512);
+    loop {
+        let read = read_some(&stream, &mut buffer).await?;
+        let read_ns = now().0;
+        if read == 0 {
+            return Ok(Outcome::Closed);
+        }
+        if stamps.first_byte_ns == 0 {
+            stamps.first_byte_ns = read_ns;
+        }
+        stamps.bytes_in += read as u32;
+        let mut bytes = &buffer[..read];
+        while !bytes.is_empty() {
+            tls.read_tls(&mut bytes)?;
+            let processed = tls.process_new_packets();
+            // An alert of ours must still go out, so that the client learns why.
+            send(&stream, &mut tls, &mut out, stamps).await?;
+            if processed.is_err() {
+                return Ok(Outcome::Tls);
+            }
+        }
+        if tls.is_handshaking() {
+            stamps.flight_written_ns = now().0;
+            continue;
+        }
+        if stamps.handshake_done_ns == 0 {
+            stamps.finished_read_ns = read_ns;
+            stamps.handshake_done_ns = now().0;
+            stamps.group = tls
+                .negotiated_key_exchange_group()
+                .map_or(0, |group| u16::from(group.name()));
+            stamps.cipher_suite = tls
+                .negotiated_cipher_suite()
+                .map_or(0, |suite| u16::from(suite.suite()));
+        }
+        let from = request.len();
+        request.resize(from + read, 0);
+        let plain = match tls.reader().read(&mut request[from..]) {
+            Ok(plain) => plain,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            Err(error) => return Err(error),
+        };
+        request.truncate(from + plain);
+        if request.ends_with(b"\r\n\r\n") {
+            break;
+        }
+    }
+    stamps.request_read_ns = now().0;
+    tls.writer().write_all(RESPONSE)?;
+    tls.send_close_notify();
+    send(&stream, &mut tls, &mut out, stamps).await?;
+    stamps.response_written_ns = now().0;
+    close(stream, &mut buffer).await;
+    Ok(Outcome::Ok)
+}
+
+async fn send(
+    stream: &TcpStream,
+    tls: &mut ServerConnection,
+    out: &mut Vec<u8>,
+    stamps: &mut ConnectionStamps,
+) -> io::Result<()> {
+    out.clear();
+    while tls.wants_write() {
+        tls.write_tls(out)?;
+    }
+    stamps.bytes_out += out.len() as u32;
+    write_all(stream, out).await
+}
+
+/// Sends FIN first, so that TIME_WAIT falls on this side and the client's port is free at once, then waits for the client's.
+async fn close(mut stream: TcpStream, buffer: &mut [u8]) {
+    if stream.shutdown().await.is_ok() {
+        let end = async { while matches!(read_some(&stream, buffer).await, Ok(read) if read > 0) {} };
+        let _ = tokio::time::timeout(CLOSE_WAIT, end).await;
+    }
+}
+
+/// The control without cryptography: the same flights in bytes, nothing computed.
+async fn serve_plain(stream: TcpStream, stamps: &mut ConnectionStamps) -> io::Result<Outcome> {
+    stream.set_nodelay(true)?;
+    let mut buffer = [0; READ_BYTES];
+    stamps.first_byte_ns = read_flight(&stream, &mut buffer, plain_bytes::CLIENT_HELLO, stamps).await?;
+    write_all(&stream, &[0; plain_bytes::SERVER_FLIGHT]).await?;
+    stamps.flight_written_ns = now().0;
+    stamps.finished_read_ns =
+        read_flight(&stream, &mut buffer, plain_bytes::FINISHED_AND_REQUEST, stamps).await?;
+    stamps.handshake_done_ns = stamps.finished_read_ns;
+    stamps.request_read_ns = stamps.finished_read_ns;
+    write_all(&stream, &[0; plain_bytes::RESPONSE]).await?;
+    stamps.response_written_ns = now().0;
+    stamps.bytes_out = (plain_bytes::SERVER_FLIGHT + plain_bytes::RESPONSE) as u32;
+    close(stream, &mut buffer).await;
+    Ok(Outcome::Ok)
+}
+
+/// Reads so many bytes; returns when the first came.
+async fn read_flight(
+    stream: &TcpStream,
+    buffer: &mut [u8],
+    bytes: usize,
+    stamps: &mut ConnectionStamps,
+) -> io::Result<u64> {
+    let (mut have, mut first_ns) = (0, 0);
+    while have < bytes {
+        let read = read_some(stream, &mut buffer[..bytes - have]).await?;
+        if first_ns == 0 {
+            first_ns = now().0;
+        }
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        have += read;
+        stamps.bytes_in += read as u32;
+    }
+    Ok(first_ns)
+}

@@ -1,0 +1,136 @@
+//! TLS configurations of the arms: nothing is left to library defaults.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    client::Resumption,
+    crypto::{CryptoProvider, SupportedKxGroup, aws_lc_rs},
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName},
+    server::NoServerSessionStorage,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::plan::Arm;
+
+/// Name in the certificate and in SNI.
+const SERVER_NAME: &str = "pqtail.test";
+
+/// The server's self-signed ECDSA P-256 certificate with its key, made for one run. The key leaves the run's processes
+/// nowhere else.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// DER certificate; the client trusts this one alone.
+    pub certificate: Vec<u8>,
+    /// PKCS#8 DER private key.
+    pub key: Vec<u8>,
+}
+
+impl Identity {
+    /// Makes a new one.
+    ///
+    /// # Errors
+    /// When the system has no randomness to give.
+    pub fn generate() -> anyhow::Result<Self> {
+        let made = rcgen::generate_simple_self_signed(vec![SERVER_NAME.to_owned()])
+            .context("make the server's certificate")?;
+        Ok(Self {
+            certificate: made.cert.der().to_vec(),
+            key: made.signing_key.serialize_der(),
+        })
+    }
+}
+
+/// What a connection of an arm must have negotiated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// IANA number of the group; 0 without TLS.
+    pub group: u16,
+    /// Whether the server must have asked for another share.
+    pub hello_retry: bool,
+}
+
+type Groups = Vec<&'static dyn SupportedKxGroup>;
+
+/// Groups that the client offers, first the one whose share it sends, and those that the server takes.
+fn groups(arm: Arm) -> Option<(Groups, Groups)> {
+    use aws_lc_rs::kx_group::{MLKEM768, SECP256R1MLKEM768, X25519, X25519MLKEM768};
+    Some(match arm {
+        Arm::X25519 => (vec![X25519], vec![X25519]),
+        Arm::X25519mlkem768 => (vec![X25519MLKEM768], vec![X25519MLKEM768]),
+        Arm::PqOfferedClassicalChosen => (vec![X25519MLKEM768, X25519], vec![X25519]),
+        Arm::HelloRetry => (vec![X25519, X25519MLKEM768], vec![X25519MLKEM768]),
+        Arm::Secp256r1mlkem768 => (vec![SECP256R1MLKEM768], vec![SECP256R1MLKEM768]),
+        Arm::Mlkem768 => (vec![MLKEM768], vec![MLKEM768]),
+        Arm::NoCrypto => return None,
+    })
+}
+
+/// What every connection of this arm is checked against.
+#[must_use]
+pub fn expected(arm: Arm) -> Expected {
+    let group = groups(arm).map_or(0, |(_, server)| u16::from(server[0].name()));
+    Expected {
+        group,
+        hello_retry: arm == Arm::HelloRetry,
+    }
+}
+
+fn provider(kx_groups: Groups) -> Arc<CryptoProvider> {
+    use aws_lc_rs::cipher_suite::{TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256};
+    let cipher_suites = vec![TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
+    Arc::new(CryptoProvider {
+        cipher_suites,
+        kx_groups,
+        ..aws_lc_rs::default_provider()
+    })
+}
+
+/// The client's side of an arm; `None` where there is no TLS. The certificate is verified against itself as the only root.
+///
+/// # Errors
+/// When the certificate is none.
+pub fn client_config(arm: Arm, certificate: &[u8]) -> anyhow::Result<Option<Arc<ClientConfig>>> {
+    let Some((groups, _)) = groups(arm) else {
+        return Ok(None);
+    };
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from(certificate.to_vec()))
+        .context("trust the run's certificate")?;
+    let mut config = ClientConfig::builder_with_provider(provider(groups))
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.resumption = Resumption::disabled();
+    config.enable_early_data = false;
+    Ok(Some(Arc::new(config)))
+}
+
+/// The server's side of an arm; `None` where there is no TLS.
+///
+/// # Errors
+/// When the key does not fit the certificate.
+pub fn server_config(arm: Arm, identity: &Identity) -> anyhow::Result<Option<Arc<ServerConfig>>> {
+    let Some((_, groups)) = groups(arm) else {
+        return Ok(None);
+    };
+    let certificate = CertificateDer::from(identity.certificate.clone());
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(identity.key.clone()));
+    let mut config = ServerConfig::builder_with_provider(provider(groups))
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .context("use the run's certificate")?;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.max_early_data_size = 0;
+    Ok(Some(Arc::new(config)))
+}
+
+/// The name that the client asks for.
+#[must_use]
+pub fn server_name() -> ServerName<'static> {
+    ServerName::try_from(SERVER_NAME).expect("a valid name")
+}
