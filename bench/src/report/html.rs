@@ -56,7 +56,7 @@ pub fn render(summary: &Summary, outliers: &[Outlier], swim_lanes: &[SwimLanes])
         section(
             out,
             "p99 of every trial",
-            "Trials are the independent unit: a difference smaller than their spread is not shown.",
+            "Trials are the independent unit: a difference smaller than their spread is not established.",
         );
         charts::trials(out, &arms);
     }
@@ -237,7 +237,7 @@ fn differences(out: &mut String, summary: &Summary) {
         put!(
             out,
             "<tr><td class=\"name\">{} \u{2212} {}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{interval}</td>\
-             <td class=\"dim\">{remark}</td></tr>",
+             <td class=\"keep dim\">{remark}</td></tr>",
             escape(&difference.arm),
             escape(&difference.baseline),
             escape(difference.statistic),

@@ -416,7 +416,11 @@ fn worst(page: &mut Page, outliers: &[Outlier]) {
         ));
         page.wrapped(
             "            ",
-            &format!("{} explains {}", cause(outlier), text::percent(outlier.share)),
+            &format!(
+                "{}: {} of the excess",
+                cause(outlier),
+                text::percent(outlier.share)
+            ),
         );
         let mut lines: Vec<_> = outlier.ledger.lines().collect();
         lines.sort_by_key(|&(line, ns)| (std::cmp::Reverse(ns), line));
@@ -595,7 +599,7 @@ mod tests {
             "includes 0",
             "without environment causes",
             "server.run_queue",
-            "retransmit.syn by drop: NETFILTER_DROP explains 100 %",
+            "retransmit.syn by drop: NETFILTER_DROP: 100 % of the excess",
             "lost 12 sched_switch",
             "no kfree_skb",
             "results/2026-01-01-x",

@@ -172,9 +172,9 @@ pub(super) fn clock(summary: &Summary) -> String {
             count(clock.handshakes)
         );
     };
-    let drift = clock
-        .drift_ns_per_s
-        .map_or(String::new(), |drift| format!(", drift {drift:+.1} ns/s"));
+    let drift = clock.drift_ns_per_s.map_or(String::new(), |drift| {
+        format!(", drift {drift:+.1} ns/s").replace('-', "\u{2212}")
+    });
     let bound = clock.error_ns_max.map_or("error bound unknown".to_owned(), |ns| {
         format!("error at most {}", duration(ns))
     });

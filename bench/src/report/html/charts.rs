@@ -41,7 +41,7 @@ pub(super) fn curves(out: &mut String, arms: &[(&str, &ArmSummary)]) {
         .map(|(_, arm)| nines(1.0, arm.requests))
         .fold(1.0, f64::max);
     let x = |nines: f64| LEFT + nines / last * (WIDTH - LEFT - RIGHT);
-    let y = NsAxis::new(low, high, HEIGHT - BOTTOM, 12.0);
+    let y = NsAxis::new(low, high, HEIGHT - BOTTOM, 24.0);
     arm_legend(out, &arms.iter().map(|(name, _)| *name).collect::<Vec<_>>());
     put!(
         out,
@@ -61,7 +61,7 @@ pub(super) fn curves(out: &mut String, arms: &[(&str, &ArmSummary)]) {
         if nines <= last {
             put!(
                 out,
-                "<line class=\"grid\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"12\" y2=\"{1}\"/>\
+                "<line class=\"grid\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"24\" y2=\"{1}\"/>\
                  <text class=\"t\" x=\"{0:.1}\" y=\"{2}\" text-anchor=\"middle\">{percent}</text>",
                 x(nines),
                 HEIGHT - BOTTOM,
@@ -138,7 +138,7 @@ fn y_axis(out: &mut String, y: NsAxis) {
     }
     put!(
         out,
-        "<text class=\"t\" x=\"2\" y=\"12\">ms{}</text>",
+        "<text class=\"t\" x=\"0\" y=\"11\">ms{}</text>",
         if y.is_log() { " (log)" } else { "" }
     );
 }
@@ -159,7 +159,7 @@ pub(super) fn trials(out: &mut String, arms: &[(&str, &ArmSummary)]) {
         return;
     };
     let x = |trial: u32| LEFT + (f64::from(trial) + 0.5) / (f64::from(last) + 1.0) * (WIDTH - LEFT - RIGHT);
-    let y = NsAxis::new(low, high, HEIGHT - BOTTOM, 14.0);
+    let y = NsAxis::new(low, high, HEIGHT - BOTTOM, 26.0);
     arm_legend(out, &arms.iter().map(|(name, _)| *name).collect::<Vec<_>>());
     put!(
         out,

@@ -1,6 +1,6 @@
 //! Swim-lanes: who ran, who waited and what crossed the wire around one request.
 
-use std::fmt::Write as _;
+use std::{cmp::Reverse, fmt::Write as _};
 
 use super::svg::{escape, put, ticks};
 use crate::report::{
@@ -19,21 +19,23 @@ const LABEL_ROWS: usize = 3;
 /// Pixels per character, on the safe side of an 11 px sans.
 const CHARACTER: f64 = 6.0;
 
-/// A stretch without any event that is longer than this share of the request asks for a closer look elsewhere.
+/// A stretch without any event that is longer than this share of the request asks for a closer look at the rest.
 const BORING: f64 = 0.4;
-/// Length of that closer look, as a share of the request.
-const CLOSE_LOOK: f64 = 0.2;
+/// Fewer events are not worth a drawing of their own.
+const CLOSE_LOOK_EVENTS: usize = 3;
+/// A closer look at a greater share of the request would look the same.
+const CLOSE_LOOK_MAX: f64 = 0.4;
 
 /// All lanes of one request, and a closer look where one long stretch hides the rest.
 pub(super) fn draw(out: &mut String, lanes: &SwimLanes) {
     let end_ns = lanes.latency_ns.min(i64::MAX as u64) as i64;
     strip(out, lanes, 0, end_ns.max(1));
-    if let Some((from_ns, to_ns)) = busiest(lanes, end_ns) {
+    for (from_ns, to_ns) in closer_looks(lanes, end_ns) {
         put!(
             out,
-            "<p class=\"note\">The busiest part, {} to {}:</p>",
-            text::duration(from_ns as u64),
-            text::duration(to_ns as u64)
+            "<p class=\"note\">Closer: {} from {} on</p>",
+            text::duration((to_ns - from_ns) as u64),
+            text::duration(from_ns as u64)
         );
         strip(out, lanes, from_ns, to_ns);
     }
@@ -285,39 +287,41 @@ fn place_labels(lane: &Lane, from_ns: i64, to_ns: i64, x: impl Fn(i64) -> f64) -
     placed
 }
 
-/// The window of [`CLOSE_LOOK`] with the most events, if elsewhere a stretch of [`BORING`] holds none.
-fn busiest(lanes: &SwimLanes, end_ns: i64) -> Option<(i64, i64)> {
+/// What lies before and after the longest stretch without events, if that stretch is a [`BORING`] one.
+fn closer_looks(lanes: &SwimLanes, end_ns: i64) -> Vec<(i64, i64)> {
     let mut events: Vec<i64> = lanes
         .lanes
         .iter()
         .flat_map(|lane| {
             let marks = lane.marks.iter().map(|mark| mark.at_ns);
-            let spans = lane.spans.iter().map(|span| span.start_ns);
+            let spans = lane.spans.iter().flat_map(|span| [span.start_ns, span.end_ns]);
             marks.chain(spans)
         })
         .filter(|at_ns| (0..=end_ns).contains(at_ns))
+        .chain([0, end_ns])
         .collect();
-    events.push(end_ns);
     events.sort_unstable();
-    let boring_ns = (end_ns as f64 * BORING) as i64;
-    if end_ns < 1_000 || !events.windows(2).any(|pair| pair[1] - pair[0] > boring_ns) {
-        return None;
+    events.dedup();
+    let gap_ns = |last: usize| events[last + 1] - events[last];
+    let Some(last) = (0..events.len().saturating_sub(1)).max_by_key(|&last| (gap_ns(last), Reverse(last)))
+    else {
+        return vec![];
+    };
+    if (gap_ns(last) as f64) < end_ns as f64 * BORING {
+        return vec![];
     }
-    let length_ns = (end_ns as f64 * CLOSE_LOOK) as i64;
-    let mut until = 0;
-    let mut best = (0, 0, 0);
-    for (first, &from_ns) in events.iter().enumerate() {
-        while until < events.len() && events[until] <= from_ns + length_ns {
-            until += 1;
-        }
-        if until - first > best.0 {
-            best = (until - first, from_ns, events[until - 1]);
-        }
-    }
-    // Only as wide as its events, with a little air: the closer look should look closely.
-    let (_, from_ns, to_ns) = best;
-    let air_ns = ((to_ns - from_ns) / 12).max(1_000);
-    Some(((from_ns - air_ns).max(0), (to_ns + air_ns).min(end_ns)))
+    let (before, after) = events.split_at(last + 1);
+    [before, after]
+        .into_iter()
+        .filter(|events| events.len() >= CLOSE_LOOK_EVENTS)
+        .map(|events| {
+            let (from_ns, to_ns) = (events[0], events[events.len() - 1]);
+            // A little of the stretch itself stays in sight.
+            let air_ns = (to_ns - from_ns) / 12 + 1;
+            ((from_ns - air_ns).max(0), (to_ns + air_ns).min(end_ns))
+        })
+        .filter(|(from_ns, to_ns)| (to_ns - from_ns) as f64 <= end_ns as f64 * CLOSE_LOOK_MAX)
+        .collect()
 }
 
 #[cfg(test)]
@@ -326,11 +330,20 @@ mod tests {
     use crate::report::fixtures;
 
     #[test]
-    fn a_long_wait_gets_a_closer_look_at_the_busy_part() {
-        let sample = fixtures::two_arms();
-        let lanes = &sample.lanes[0];
-        let (from_ns, to_ns) = busiest(lanes, lanes.latency_ns as i64).expect("a closer look");
-        assert!(to_ns - from_ns < 1_000_000, "{from_ns}..{to_ns}");
+    fn a_long_wait_gets_closer_looks_at_what_came_before_and_after() {
+        let lanes = &fixtures::two_arms().lanes[1];
+        let end_ns = lanes.latency_ns as i64;
+        let looks = closer_looks(lanes, end_ns);
+        assert_eq!(looks.len(), 2, "{looks:?}");
+        assert!(looks[0].0 == 0 && looks[0].1 < 300_000, "{looks:?}");
+        assert!(looks[1].0 > end_ns - 600_000 && looks[1].1 == end_ns, "{looks:?}");
+    }
+
+    #[test]
+    fn an_even_request_needs_no_closer_look() {
+        let mut lanes = fixtures::two_arms().lanes[1].clone();
+        lanes.latency_ns = 600_000;
+        assert_eq!(closer_looks(&lanes, 600_000), []);
     }
 
     #[test]
