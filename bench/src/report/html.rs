@@ -183,7 +183,12 @@ fn comparison(out: &mut String, summary: &Summary, arms: &[(&str, &ArmSummary)])
                     arm.service_percentiles_ns,
                 ),
             ];
-            for (class, name, requests, percentiles) in rows {
+            // Without records nothing is known about the environment: the row would only repeat the one above.
+            let shown = |row: usize| row != 1 || summary.plan.probes;
+            for (row, (class, name, requests, percentiles)) in rows.into_iter().enumerate() {
+                if !shown(row) {
+                    continue;
+                }
                 put!(
                     out,
                     "<tr{class}><td class=\"name\">{}</td><td class=\"n\">{requests}</td>",
@@ -555,6 +560,14 @@ mod tests {
         let page = page(&fixtures::empty());
         assert!(page.contains("no request ended well"));
         assert!(!page.contains("Latency by percentile") && !page.contains("Tail budget"));
+    }
+
+    #[test]
+    fn without_probes_nothing_is_said_about_the_environment() {
+        let mut sample = fixtures::two_arms();
+        assert!(page(&sample).contains("without environment causes"));
+        sample.summary.plan.probes = false;
+        assert!(!page(&sample).contains("without environment causes"));
     }
 
     #[test]

@@ -233,14 +233,17 @@ fn comparison(page: &mut Page, summary: &Summary) {
                 text::count(arm.requests),
                 row(&arm.percentiles_ns)
             ));
-            page.styled(
-                DIM,
-                &format!(
-                    "{:<38}{}",
-                    "  without environment causes",
-                    row(&arm.counterfactual_ns)
-                ),
-            );
+            // Without records nothing is known about the environment.
+            if summary.plan.probes {
+                page.styled(
+                    DIM,
+                    &format!(
+                        "{:<38}{}",
+                        "  without environment causes",
+                        row(&arm.counterfactual_ns)
+                    ),
+                );
+            }
             page.styled(
                 DIM,
                 &format!(

@@ -1,6 +1,6 @@
 //! The page's charts: strings of SVG from a summary.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{collections::BTreeMap, f64::consts::LOG10_2, fmt::Write as _};
 
 use super::svg::{NsAxis, arm_colour, arm_legend, bar, escape, line_legend, ms, put};
 use crate::{
@@ -15,7 +15,7 @@ const WIDTH: f64 = 1080.0;
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 20.0;
 
-/// Latency over percentile, all arms.
+/// Latency over percentile, all arms. The percentile axis counts nines: its unit is `-log10(1 - quantile)`.
 pub(super) fn curves(out: &mut String, arms: &[(&str, &ArmSummary)]) {
     const HEIGHT: f64 = 380.0;
     const BOTTOM: f64 = 44.0;
@@ -50,7 +50,7 @@ pub(super) fn curves(out: &mut String, arms: &[(&str, &ArmSummary)]) {
     y_axis(out, y);
     for (percent, nines) in [
         ("0", 0.0),
-        ("50", 0.301_03),
+        ("50", LOG10_2),
         ("90", 1.0),
         ("99", 2.0),
         ("99.9", 3.0),
@@ -103,7 +103,7 @@ pub(super) fn curves(out: &mut String, arms: &[(&str, &ArmSummary)]) {
         );
         let p = &arm.percentiles_ns;
         for (label, nines, ns) in [
-            ("p50", 0.301_03, p.p50),
+            ("p50", LOG10_2, p.p50),
             ("p99", 2.0, p.p99),
             ("p99.9", 3.0, p.p999),
         ] {
@@ -210,6 +210,9 @@ pub(super) fn trials(out: &mut String, arms: &[(&str, &ArmSummary)]) {
     out.push_str("</svg></div>");
 }
 
+/// ns per request by line.
+type MeanLedger = BTreeMap<&'static str, u64>;
+
 /// Mean ledgers of the middle requests and of the outliers; each group on its own scale.
 pub(super) fn ledgers(out: &mut String, arms: &[(&str, &ArmSummary)]) {
     const NAME: f64 = 200.0;
@@ -219,7 +222,7 @@ pub(super) fn ledgers(out: &mut String, arms: &[(&str, &ArmSummary)]) {
         arms.iter()
             .any(|(_, arm)| has(&arm.ledger_median, name) || has(&arm.ledger_tail, name))
     });
-    let groups: [(&str, fn(&ArmSummary) -> &BTreeMap<&'static str, u64>); 2] = [
+    let groups: [(&str, fn(&ArmSummary) -> &MeanLedger); 2] = [
         ("Middle requests", |arm| &arm.ledger_median),
         ("Outliers", |arm| &arm.ledger_tail),
     ];
@@ -272,7 +275,7 @@ pub(super) fn ledgers(out: &mut String, arms: &[(&str, &ArmSummary)]) {
     }
 }
 
-fn has(ledger: &BTreeMap<&'static str, u64>, name: &str) -> bool {
+fn has(ledger: &MeanLedger, name: &str) -> bool {
     ledger.get(name).is_some_and(|&ns| ns > 0)
 }
 
