@@ -213,6 +213,8 @@ pub(super) fn trials(out: &mut String, arms: &[(&str, &ArmSummary)]) {
 /// ns per request by line.
 type MeanLedger = BTreeMap<&'static str, u64>;
 
+type ChooseLedger = fn(&ArmSummary) -> &MeanLedger;
+
 /// Mean ledgers of the middle requests and of the outliers; each group on its own scale.
 pub(super) fn ledgers(out: &mut String, arms: &[(&str, &ArmSummary)]) {
     const NAME: f64 = 200.0;
@@ -222,7 +224,7 @@ pub(super) fn ledgers(out: &mut String, arms: &[(&str, &ArmSummary)]) {
         arms.iter()
             .any(|(_, arm)| has(&arm.ledger_median, name) || has(&arm.ledger_tail, name))
     });
-    let groups: [(&str, fn(&ArmSummary) -> &MeanLedger); 2] = [
+    let groups: [(&str, ChooseLedger); 2] = [
         ("Middle requests", |arm| &arm.ledger_median),
         ("Outliers", |arm| &arm.ledger_tail),
     ];
