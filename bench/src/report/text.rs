@@ -1,0 +1,229 @@
+//! How figures read, the same in the terminal and on the page.
+
+use super::summary::{ArmSummary, Percentiles, Summary};
+use crate::record::manifest::Status;
+
+/// A duration with four significant digits and its unit: `812.4 µs`, `39.10 ms`.
+pub(super) fn duration(ns: u64) -> String {
+    scaled(ns as f64, "")
+}
+
+/// A difference: as [`duration`], always with its sign.
+pub(super) fn difference(ns: i64) -> String {
+    let sign = match ns {
+        0 => "",
+        1.. => "+",
+        _ => "\u{2212}",
+    };
+    scaled(ns.unsigned_abs() as f64, sign)
+}
+
+fn scaled(ns: f64, sign: &str) -> String {
+    let (value, unit) = if ns < 1e3 {
+        return format!("{sign}{ns:.0} ns");
+    } else if ns < 999_950.0 {
+        (ns / 1e3, "µs")
+    } else if ns < 999_950_000.0 {
+        (ns / 1e6, "ms")
+    } else {
+        (ns / 1e9, "s")
+    };
+    let decimals = match value {
+        ..10.0 => 3,
+        10.0..100.0 => 2,
+        _ => 1,
+    };
+    format!("{sign}{value:.decimals$} {unit}")
+}
+
+/// 1234567 as `1,234,567`.
+pub(super) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A share of 1 as `42 %`.
+pub(super) fn percent(share: f64) -> String {
+    if share > 0.0 && share < 0.01 {
+        "<1 %".to_owned()
+    } else {
+        format!("{:.0} %", share * 100.0)
+    }
+}
+
+/// One unit for a whole table, so that its columns can be compared by eye.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    /// Its symbol.
+    pub(super) name: &'static str,
+    ns: f64,
+    decimals: usize,
+}
+
+impl Unit {
+    /// Milliseconds to the microsecond, unless the typical request takes only some microseconds.
+    pub(super) fn of(summary: &Summary) -> Self {
+        let slowest_median_ns = summary
+            .arms
+            .values()
+            .map(|arm| arm.percentiles_ns.p50)
+            .max()
+            .unwrap_or(0);
+        if (1..50_000).contains(&slowest_median_ns) {
+            Self {
+                name: "µs",
+                ns: 1e3,
+                decimals: 2,
+            }
+        } else {
+            Self {
+                name: "ms",
+                ns: 1e6,
+                decimals: 3,
+            }
+        }
+    }
+
+    /// The number without its unit.
+    pub(super) fn plain(self, ns: u64) -> String {
+        format!("{:.*}", self.decimals, ns as f64 / self.ns)
+    }
+
+    /// A difference without its unit, always with its sign.
+    pub(super) fn signed(self, ns: i64) -> String {
+        let text = self.plain(ns.unsigned_abs());
+        if text.bytes().all(|each| matches!(each, b'0' | b'.')) {
+            return text;
+        }
+        format!("{}{text}", if ns < 0 { '\u{2212}' } else { '+' })
+    }
+}
+
+/// Column headings of a table of [`Percentiles`], in the order of [`row`].
+pub(super) const STATISTICS: [&str; 7] = ["min", "mean", "p50", "p95", "p99", "p99.9", "max"];
+
+/// The values of [`STATISTICS`].
+pub(super) fn row(percentiles: &Percentiles) -> [u64; 7] {
+    let Percentiles {
+        min,
+        mean,
+        p50,
+        p95,
+        p99,
+        p999,
+        max,
+    } = *percentiles;
+    [min, mean, p50, p95, p99, p999, max]
+}
+
+/// Arms in the plan's order (the baseline first), then any the plan does not name.
+pub(super) fn arms(summary: &Summary) -> Vec<(&str, &ArmSummary)> {
+    let planned = |name: &str| {
+        summary
+            .plan
+            .arms
+            .iter()
+            .position(|arm| arm.name() == name)
+            .unwrap_or(usize::MAX)
+    };
+    let mut arms: Vec<_> = summary
+        .arms
+        .iter()
+        .map(|(name, arm)| (name.as_str(), arm))
+        .collect();
+    arms.sort_by_key(|(name, _)| planned(name));
+    arms
+}
+
+/// One line on how the run ended, if it did not simply complete.
+pub(super) fn status(status: &Status) -> Option<String> {
+    match status {
+        Status::Complete => None,
+        Status::Running => Some(
+            "The run was still going on, or was killed: the trials up to then are shown. Run it again for all of \
+             them."
+                .to_owned(),
+        ),
+        Status::Cut { reason } => Some(format!(
+            "The run ended early ({reason}): the trials up to then are shown."
+        )),
+    }
+}
+
+/// The clock in one sentence.
+pub(super) fn clock(summary: &Summary) -> String {
+    let clock = &summary.clock;
+    if clock.shared_kernel {
+        let bound = clock.error_ns_max.map_or(String::new(), |ns| {
+            format!("; alignment would add at most {}", duration(ns))
+        });
+        return format!("both ends share one kernel and one clock{bound}");
+    }
+    let Some(offset_ns) = clock.offset_ns else {
+        return format!(
+            "the two hosts' clocks could not be aligned ({} usable handshakes): nothing splits wire from server",
+            count(clock.handshakes)
+        );
+    };
+    let drift = clock.drift_ns_per_s.map_or(String::new(), |drift| {
+        format!(", drift {drift:+.1} ns/s").replace('-', "\u{2212}")
+    });
+    let bound = clock.error_ns_max.map_or("error bound unknown".to_owned(), |ns| {
+        format!("error at most {}", duration(ns))
+    });
+    format!(
+        "server {} against client{drift}, {bound}, from {} handshakes",
+        difference(offset_ns),
+        count(clock.handshakes)
+    )
+}
+
+/// What was asked for, in one sentence.
+pub(super) fn plan(summary: &Summary) -> String {
+    let plan = &summary.plan;
+    format!(
+        "{} trials per arm of {} s (warm-up {} s before each), {} requests/s, {} arrivals, seed {}",
+        plan.trials_per_arm,
+        plan.duration_ns as f64 / 1e9,
+        plan.warmup_ns as f64 / 1e9,
+        plan.rate_hz,
+        match plan.arrivals {
+            crate::plan::Arrivals::Poisson => "Poisson",
+            crate::plan::Arrivals::Constant => "evenly spaced",
+        },
+        plan.seed
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_keep_four_digits() {
+        assert_eq!(duration(0), "0 ns");
+        assert_eq!(duration(999), "999 ns");
+        assert_eq!(duration(1_234), "1.234 µs");
+        assert_eq!(duration(812_400), "812.4 µs");
+        assert_eq!(duration(999_999), "1.000 ms");
+        assert_eq!(duration(39_100_000), "39.10 ms");
+        assert_eq!(duration(1_012_345_678), "1.012 s");
+        assert_eq!(difference(-310_000), "\u{2212}310.0 µs");
+    }
+
+    #[test]
+    fn counts_and_shares() {
+        assert_eq!(count(90_000), "90,000");
+        assert_eq!(count(1_234_567), "1,234,567");
+        assert_eq!(count(12), "12");
+        assert_eq!(percent(0.004), "<1 %");
+        assert_eq!(percent(0.424), "42 %");
+    }
+}
