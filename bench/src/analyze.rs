@@ -63,16 +63,7 @@ pub struct TrialRows {
     pub rows: Vec<Row>,
 }
 
-/// One request.
-#[derive(Clone, Debug)]
-pub struct Row {
-    /// What the load generator stamped.
-    pub stamps: RequestStamps,
-    /// Where its latency went; `None` unless it ended well and the kernel was recorded.
-    pub ledger: Option<Ledger>,
-    /// Whether records were lost while it was under way.
-    pub incomplete: bool,
-}
+pub use crate::report::export::RequestRow as Row;
 
 /// The story of one request, as `explain` tells it.
 #[derive(Clone, Debug)]

@@ -1,5 +1,6 @@
 //! The half that touches network, kernel and wall time.
 
+pub mod agent;
 pub mod btf;
 pub mod drain;
 pub mod exchange;
@@ -7,6 +8,7 @@ pub mod host;
 pub mod link;
 pub mod load;
 pub mod probes;
+pub mod run;
 pub mod serve;
 pub mod tls;
 mod worker;

@@ -32,6 +32,10 @@ pub mod verdict;
 
 pub mod analyze;
 
+pub mod publish;
+
+pub mod cli;
+
 pub mod report;
 
 /// The running executable's version, as manifests name it.

@@ -1,2 +1,160 @@
-//! placeholder
-fn main() {}
+//! The `pqtail` command.
+
+use std::{
+    io::{IsTerminal as _, Write as _},
+    path::Path,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use pqtail::{
+    analyze::{Analysis, Story, analyze, explain},
+    cli::{AnalyzeArgs, Cli, ExplainArgs, RunArgs, Verb},
+    collect::{agent, run},
+    publish::publish,
+    record::manifest::{Manifest, Status},
+    report::{
+        summary::Outlier,
+        terminal::{self, Stretch},
+    },
+};
+
+/// What a shell reports for a command that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().verb {
+        Verb::Run(args) => run_and_report(args),
+        Verb::Analyze(args) => analyze_again(&args),
+        Verb::Explain(args) => tell(&args),
+        Verb::Agent => agent::run().map(|()| ExitCode::SUCCESS),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("pqtail: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run_and_report(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // A second signal ends it at once; the kernel then takes the children along.
+        signal_hook::flag::register_conditional_shutdown(
+            signal,
+            INTERRUPTED.into(),
+            Arc::clone(&interrupted),
+        )?;
+        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
+    }
+    let (json, quiet) = (args.json, args.quiet);
+    let options = args.options();
+    if !quiet {
+        let plan = &options.plan;
+        eprintln!(
+            "pqtail: {} trials, about {:.0} s, seed {}",
+            plan.trials().len(),
+            plan.total_ns() as f64 / 1e9,
+            plan.seed
+        );
+    }
+    let results = run::run(&options, &interrupted)?;
+    if !quiet {
+        eprintln!("pqtail: analysing {}", results.display());
+    }
+    report(&results, json)?;
+    Ok(match Manifest::read(&results)?.status {
+        Status::Complete => ExitCode::SUCCESS,
+        _ if interrupted.load(Ordering::Relaxed) => ExitCode::from(INTERRUPTED),
+        _ => ExitCode::FAILURE,
+    })
+}
+
+fn analyze_again(args: &AnalyzeArgs) -> anyhow::Result<ExitCode> {
+    report(&args.results, args.json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Analyses the recorded files, publishes what they come to, and prints it.
+fn report(results: &Path, json: bool) -> anyhow::Result<()> {
+    let analysis: Analysis = analyze(results)?;
+    publish(results, &analysis)?;
+    let text = if json {
+        serde_json::to_string_pretty(&analysis.summary)? + "\n"
+    } else {
+        let colour = std::io::stdout().is_terminal();
+        terminal::render(
+            &analysis.summary,
+            &analysis.outliers,
+            &results.display().to_string(),
+            colour,
+        )
+    };
+    print(&text)
+}
+
+fn tell(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
+    let stories: Vec<Story> = match (args.trial, args.request) {
+        (Some(trial), Some(request)) => vec![explain(&args.results, trial, request)?],
+        _ => {
+            let analysis = analyze(&args.results)?;
+            let worst = analysis.outliers.iter().take(args.top);
+            worst
+                .map(|outlier| explain(&args.results, outlier.trial, outlier.request))
+                .collect::<anyhow::Result<_>>()?
+        }
+    };
+    let mut text = String::new();
+    for story in &stories {
+        text += &if args.json {
+            json_line(&story.outlier)?
+        } else {
+            story_text(story)
+        };
+    }
+    if stories.is_empty() {
+        text += "no outliers: the run has no request with a ledger (see its verdicts)\n";
+    }
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn json_line(outlier: &Outlier) -> anyhow::Result<String> {
+    Ok(serde_json::to_string(outlier)? + "\n")
+}
+
+fn story_text(story: &Story) -> String {
+    let begin = story
+        .intervals
+        .first()
+        .map(|(interval, _)| interval.start)
+        .unwrap_or_default();
+    let stretches: Vec<Stretch> = story
+        .intervals
+        .iter()
+        .map(|(interval, ledger)| Stretch {
+            label: interval.label.clone(),
+            start_ns: interval.start - begin,
+            end_ns: interval.end - begin,
+            ledger: *ledger,
+        })
+        .collect();
+    terminal::explain(
+        &story.outlier,
+        Some(&story.lanes),
+        &stretches,
+        std::io::stdout().is_terminal(),
+    )
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        // A reader that has seen enough, such as `head`, is no failure.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("print the report"),
+    }
+}

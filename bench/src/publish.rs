@@ -24,7 +24,12 @@ pub fn publish(results: &Path, analysis: &Analysis) -> anyhow::Result<()> {
     let html = html::render(&analysis.summary, &analysis.outliers, &analysis.lanes);
     fs::write(&report, html).with_context(|| format!("write {}", report.display()))?;
     let plan = &analysis.summary.plan;
-    let run_begin_ns = analysis.trials.iter().map(|trial| trial.begin_ns).min().unwrap_or(0);
+    let run_begin_ns = analysis
+        .trials
+        .iter()
+        .map(|trial| trial.begin_ns)
+        .min()
+        .unwrap_or(0);
     let mut intervals = Vec::new();
     for trial in &analysis.trials {
         let name = trial.trial.arm.name();
@@ -33,7 +38,11 @@ pub fn publish(results: &Path, analysis: &Analysis) -> anyhow::Result<()> {
         requests_parquet(&folder.join("requests.parquet"), &trial.rows)?;
         let measured = trial.rows.iter().filter(|row| row.stamps.is_measured());
         let latencies: Vec<u64> = measured.filter_map(|row| row.stamps.latency_ns()).collect();
-        intervals.push((name, trial.begin_ns.saturating_sub(run_begin_ns) + plan.warmup_ns, latencies));
+        intervals.push((
+            name,
+            trial.begin_ns.saturating_sub(run_begin_ns) + plan.warmup_ns,
+            latencies,
+        ));
     }
     let intervals: Vec<_> = intervals
         .iter()

@@ -1,4 +1,5 @@
 //! Load generator against embedded server over loopback: every arm negotiates what it must, every stage is stamped.
+#![allow(clippy::unwrap_used, reason = "helpers of tests stand outside test functions")]
 
 use std::{
     collections::HashMap,
@@ -38,8 +39,14 @@ fn plan(arms: Vec<Arm>) -> Plan {
 
 /// Free ports of the moment, one per arm.
 fn free_ports(arms: &[Arm]) -> Vec<(Arm, u16)> {
-    let listeners: Vec<_> = arms.iter().map(|_| std::net::TcpListener::bind((LOOPBACK, 0)).unwrap()).collect();
-    arms.iter().zip(&listeners).map(|(&arm, listener)| (arm, listener.local_addr().unwrap().port())).collect()
+    let listeners: Vec<_> = arms
+        .iter()
+        .map(|_| std::net::TcpListener::bind((LOOPBACK, 0)).unwrap())
+        .collect();
+    arms.iter()
+        .zip(&listeners)
+        .map(|(&arm, listener)| (arm, listener.local_addr().unwrap().port()))
+        .collect()
 }
 
 struct Ran {
@@ -54,22 +61,41 @@ fn run(plan: &Plan, ports: &[(Arm, u16)], served: Option<Vec<(Arm, u16)>>) -> Ra
     let identity = Identity::generate().unwrap();
     let certificate = identity.certificate.clone();
     let mut server = served.map(|ports| {
-        Server::start(&ServeSettings { address: LOOPBACK, ports, cpus: vec![0], identity }).unwrap()
+        Server::start(&ServeSettings {
+            address: LOOPBACK,
+            ports,
+            cpus: vec![0],
+            identity,
+        })
+        .unwrap()
     });
-    let settings =
-        LoadSettings { server: LOOPBACK, ports: ports.to_vec(), cpus: vec![0], plan: plan.clone(), certificate };
+    let settings = LoadSettings {
+        server: LOOPBACK,
+        ports: ports.to_vec(),
+        cpus: vec![0],
+        plan: plan.clone(),
+        certificate,
+    };
     let mut load = Load::start(settings).unwrap();
     let (requests, connections) = (folder.path().join("r.pqr"), folder.path().join("c.pqr"));
     if let Some(server) = &mut server {
         server.begin_trial(&connections, 0).unwrap();
     }
     let trial = plan.trials()[0];
-    let outcome = load.run_trial(&trial, &requests, &AtomicBool::new(false), &mut |_| {}).unwrap();
+    let outcome = load
+        .run_trial(&trial, &requests, &AtomicBool::new(false), &mut |_| {})
+        .unwrap();
     let connections = server.map_or(Vec::new(), |mut server| {
         server.end_trial().unwrap();
-        Recording::open(&connections, StreamKind::Connections).unwrap().records
+        Recording::open(&connections, StreamKind::Connections)
+            .unwrap()
+            .records
     });
-    Ran { outcome, requests: Recording::open(&requests, StreamKind::Requests).unwrap().records, connections }
+    Ran {
+        outcome,
+        requests: Recording::open(&requests, StreamKind::Requests).unwrap().records,
+        connections,
+    }
 }
 
 #[test]
@@ -80,8 +106,11 @@ fn every_arm_negotiates_what_it_must_and_stamps_every_stage() {
         let ran = run(&plan, &ports, Some(ports.clone()));
         let planned = plan.trials()[0].arrivals_ns(&plan).len() as u64;
         assert_eq!(ran.outcome.outcomes, [(Outcome::Ok, planned)].into(), "{arm}");
-        let by_port: HashMap<u16, &ConnectionStamps> =
-            ran.connections.iter().map(|connection| (connection.remote_port, connection)).collect();
+        let by_port: HashMap<u16, &ConnectionStamps> = ran
+            .connections
+            .iter()
+            .map(|connection| (connection.remote_port, connection))
+            .collect();
         for request in &ran.requests {
             let order = [
                 request.intended_ns,
@@ -97,9 +126,17 @@ fn every_arm_negotiates_what_it_must_and_stamps_every_stage() {
             ];
             assert!(order[0] > 0 && order.is_sorted(), "{arm}: {request:?}");
             assert_eq!(request.group, expected(arm).group, "{arm}");
-            assert_eq!(request.flags & request_flag::HELLO_RETRY != 0, arm == Arm::HelloRetry, "{arm}");
+            assert_eq!(
+                request.flags & request_flag::HELLO_RETRY != 0,
+                arm == Arm::HelloRetry,
+                "{arm}"
+            );
             let connection = by_port[&request.local_port];
-            assert_eq!((connection.bytes_in, connection.bytes_out), (request.bytes_out, request.bytes_in), "{arm}");
+            assert_eq!(
+                (connection.bytes_in, connection.bytes_out),
+                (request.bytes_out, request.bytes_in),
+                "{arm}"
+            );
             let order = [
                 connection.accepted_ns,
                 connection.first_byte_ns,
@@ -136,15 +173,25 @@ fn the_control_without_cryptography_has_the_byte_counts_of_x25519() {
         (sum(|r| r.bytes_out) / count, sum(|r| r.bytes_in) / count)
     };
     let (tls, plain) = (mean(Arm::X25519), mean(Arm::NoCrypto));
-    assert!((tls.0 - plain.0).abs() < 1.0 && (tls.1 - plain.1).abs() < 4.0, "{tls:?} against {plain:?}");
+    assert!(
+        (tls.0 - plain.0).abs() < 1.0 && (tls.1 - plain.1).abs() < 4.0,
+        "{tls:?} against {plain:?}"
+    );
 }
 
 #[test]
 fn without_a_server_every_request_is_refused() {
     let plan = plan(vec![Arm::X25519]);
     let ran = run(&plan, &free_ports(&plan.arms), None);
-    assert_eq!(ran.outcome.outcomes.into_keys().collect::<Vec<_>>(), [Outcome::Refused]);
-    assert!(ran.requests.iter().all(|request| request.errno == nix::errno::Errno::ECONNREFUSED as u16));
+    assert_eq!(
+        ran.outcome.outcomes.into_keys().collect::<Vec<_>>(),
+        [Outcome::Refused]
+    );
+    assert!(
+        ran.requests
+            .iter()
+            .all(|request| request.errno == nix::errno::Errno::ECONNREFUSED as u16)
+    );
 }
 
 #[test]
@@ -153,7 +200,10 @@ fn another_group_than_the_arms_is_never_a_sample() {
     let plan = plan(vec![Arm::PqOfferedClassicalChosen]);
     let ports = free_ports(&plan.arms);
     let ran = run(&plan, &ports, Some(vec![(Arm::X25519mlkem768, ports[0].1)]));
-    assert_eq!(ran.outcome.outcomes.into_keys().collect::<Vec<_>>(), [Outcome::WrongGroup]);
+    assert_eq!(
+        ran.outcome.outcomes.into_keys().collect::<Vec<_>>(),
+        [Outcome::WrongGroup]
+    );
     assert!(ran.requests.iter().all(|request| request.latency_ns().is_none()));
 }
 
@@ -162,8 +212,15 @@ fn a_taken_port_is_named_with_a_remedy() {
     let taken = std::net::TcpListener::bind((LOOPBACK, 0)).unwrap();
     let port = taken.local_addr().unwrap().port();
     let identity = Identity::generate().unwrap();
-    let settings =
-        ServeSettings { address: LOOPBACK, ports: vec![(Arm::X25519, port)], cpus: vec![0], identity };
+    let settings = ServeSettings {
+        address: LOOPBACK,
+        ports: vec![(Arm::X25519, port)],
+        cpus: vec![0],
+        identity,
+    };
     let error = format!("{:#}", Server::start(&settings).unwrap_err());
-    assert!(error.contains(&port.to_string()) && error.contains("--port"), "{error}");
+    assert!(
+        error.contains(&port.to_string()) && error.contains("--port"),
+        "{error}"
+    );
 }

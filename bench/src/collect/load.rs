@@ -643,7 +643,8 @@ impl Timer {
         }
         // SAFETY: a fresh descriptor that nobody else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self(AsyncFd::register(fd).context("watch a timer")?))
+        // SAFETY: the descriptor is owned by the `AsyncFd` from here on, so it outlives its registration.
+        Ok(Self(unsafe { AsyncFd::register(fd) }.context("watch a timer")?))
     }
 
     async fn until(&self, at: HostNs) -> anyhow::Result<()> {

@@ -1,0 +1,162 @@
+//! The command line.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{
+    collect::run::RunOptions,
+    plan::{Arm, Arrivals, Plan},
+};
+
+/// Kernel-aware A/B benchmark of TLS 1.3 key exchanges: every request in the tail gets its kernel-level cause.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Run the A/B on this machine, record the kernel, and report (needs root).
+    Run(RunArgs),
+    /// Make the report again from a run's recorded files.
+    Analyze(AnalyzeArgs),
+    /// Tell the stories of single requests, interval by interval and cause by cause.
+    Explain(ExplainArgs),
+    /// One role of a run, told what to do on stdin.
+    #[command(hide = true)]
+    Agent,
+}
+
+/// Flags of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Requests per second, each a fresh connection.
+    #[arg(long, default_value_t = 300.0)]
+    pub rate: f64,
+    /// Measured part of a trial, for example 10s or 5m.
+    #[arg(long, default_value = "10s", value_parser = humantime::parse_duration)]
+    pub duration: Duration,
+    /// Part of a trial before it that is sent but not counted.
+    #[arg(long, default_value = "2s", value_parser = humantime::parse_duration)]
+    pub warmup: Duration,
+    /// Trials per arm.
+    #[arg(long, default_value_t = 5)]
+    pub trials: u32,
+    /// Arms, the first being the baseline.
+    #[arg(long, value_delimiter = ',', default_value = "x25519,x25519mlkem768")]
+    pub arms: Vec<Arm>,
+    /// Spread of the intended starts.
+    #[arg(long, value_enum, default_value_t = Arrivals::Poisson)]
+    pub arrivals: Arrivals,
+    /// Seed of trial order, arrivals and bootstrap; drawn anew and recorded if absent.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// A request that takes longer is a failure.
+    #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
+    pub timeout: Duration,
+    /// Folder for results folders.
+    #[arg(long, default_value = "results")]
+    pub results: PathBuf,
+    /// CPUs of the load generator, one worker each [default: 0].
+    #[arg(long, value_delimiter = ',')]
+    pub client_cpus: Vec<u32>,
+    /// CPUs of the server, one worker each [default: 1 where there is one].
+    #[arg(long, value_delimiter = ',')]
+    pub server_cpus: Vec<u32>,
+    /// CPUs of the drain of kernel records [default: those that are spare].
+    #[arg(long, value_delimiter = ',')]
+    pub drain_cpus: Vec<u32>,
+    /// First port of the arms, inside the server's own network namespace.
+    #[arg(long, default_value_t = 8443)]
+    pub port: u16,
+    /// Period of the per-CPU heartbeat; 0s for none.
+    #[arg(long, default_value = "1ms", value_parser = humantime::parse_duration)]
+    pub heartbeat: Duration,
+    /// Size of the kernel's record ring in MiB, a power of two.
+    #[arg(long, default_value_t = 64, value_parser = ring_mib)]
+    pub ring_mib: u32,
+    /// Run the A/B without recording the kernel: no causes.
+    #[arg(long)]
+    pub no_probes: bool,
+    /// Print summary.json instead of tables.
+    #[arg(long)]
+    pub json: bool,
+    /// No progress on stderr.
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+/// Flags of `analyze`.
+#[derive(Debug, Args)]
+pub struct AnalyzeArgs {
+    /// A run's results folder.
+    pub results: PathBuf,
+    /// Print summary.json instead of tables.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// A run's results folder.
+    pub results: PathBuf,
+    /// The worst so many outliers.
+    #[arg(long, default_value_t = 10, conflicts_with = "request")]
+    pub top: usize,
+    /// One request by its number in its trial, outlier or not.
+    #[arg(long, requires = "trial")]
+    pub request: Option<u32>,
+    /// The trial of --request.
+    #[arg(long)]
+    pub trial: Option<u32>,
+    /// Print outliers as JSON lines instead of stories.
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn ring_mib(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(mib) if mib.is_power_of_two() && mib <= 1024 => Ok(mib),
+        _ => Err("a power of two from 1 to 1024".to_owned()),
+    }
+}
+
+fn ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl RunArgs {
+    /// As the controller takes them; draws a seed if none is given.
+    #[must_use]
+    pub fn options(self) -> RunOptions {
+        RunOptions {
+            plan: Plan {
+                scenario: "fresh-handshake".to_owned(),
+                arms: self.arms,
+                trials_per_arm: self.trials,
+                rate_hz: self.rate,
+                duration_ns: ns(self.duration),
+                warmup_ns: ns(self.warmup),
+                arrivals: self.arrivals,
+                // 53 bits, so that no JSON reader rounds it.
+                seed: self.seed.unwrap_or_else(|| rand::random::<u64>() >> 11),
+                timeout_ns: ns(self.timeout),
+                probes: !self.no_probes,
+            },
+            results: self.results,
+            client_cpus: self.client_cpus,
+            server_cpus: self.server_cpus,
+            drain_cpus: self.drain_cpus,
+            port: self.port,
+            heartbeat_ns: ns(self.heartbeat),
+            ring_bytes: self.ring_mib << 20,
+            quiet: self.quiet,
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! One role on one host, told what to do over stdin and stdout: JSON lines, a request and its answer in turn.
+//!
+//! The controller starts an agent as a child; nothing here but [`Order::Link`] assumes that it runs on the same machine. When
+//! its stdin ends the controller is gone: the agent finishes what it records, and ends.
+
+use std::{
+    io::{self, BufRead as _, Write as _},
+    net::{IpAddr, Ipv4Addr},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver},
+    },
+    thread,
+};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    drain::Drain,
+    host, link,
+    load::{Load, LoadSettings, Progress, TrialOutcome},
+    probes::{ProbeSettings, Probes},
+    serve::{ServeSettings, Server},
+    tls::Identity,
+};
+use crate::{
+    analyze::stream_name,
+    plan::{Arm, Plan, Trial},
+    record::{
+        manifest::{CpuTicks, HostFacts, KernelRecord, ProbeStatus, recording},
+        stream::Written,
+    },
+};
+
+/// Version of the protocol; both sides must have the same.
+pub const PROTOCOL: u32 = 1;
+
+/// What the controller asks.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// First of all.
+    Hello {
+        /// [`PROTOCOL`].
+        protocol: u32,
+    },
+    /// Local ends only: make this end's link.
+    Link {
+        /// The client's end makes the link to the server's process; the server's end has none and waits for it.
+        peer_pid: Option<u32>,
+        /// This end's address.
+        address: Ipv4Addr,
+    },
+    /// Become the embedded server.
+    Serve {
+        /// Address to listen on.
+        address: IpAddr,
+        /// One port per arm.
+        ports: Vec<(Arm, u16)>,
+        /// One worker per CPU.
+        cpus: Vec<u32>,
+        /// Certificate and key.
+        identity: Identity,
+        /// Folder for recordings.
+        folder: PathBuf,
+    },
+    /// Become the load generator.
+    Load {
+        /// The server's address.
+        server: IpAddr,
+        /// One port per arm.
+        ports: Vec<(Arm, u16)>,
+        /// One worker per CPU.
+        cpus: Vec<u32>,
+        /// What is run.
+        plan: Box<Plan>,
+        /// The server's certificate.
+        certificate: Vec<u8>,
+        /// Folder for recordings.
+        folder: PathBuf,
+    },
+    /// Become the kernel's recorder.
+    Probe {
+        /// Ports whose traffic is recorded.
+        ports: Vec<u16>,
+        /// CPUs whose scheduler is recorded.
+        cpus: Vec<u32>,
+        /// Threads whose wake-ups are recorded.
+        threads: Vec<u32>,
+        /// CPUs for the drain; none are to spare if empty.
+        drain_cpus: Vec<u32>,
+        /// Period of the heartbeat, ns; 0 for none.
+        heartbeat_ns: u64,
+        /// Size of the ring, bytes.
+        ring_bytes: u32,
+        /// Folder for recordings.
+        folder: PathBuf,
+    },
+    /// Begin to record a trial (server, recorder).
+    Begin {
+        /// Which.
+        trial: u32,
+    },
+    /// End it.
+    End,
+    /// Run a trial (load generator). Answered by progress, then by the outcome.
+    Run {
+        /// Which.
+        trial: Trial,
+    },
+    /// End the trial under way early. Has no answer of its own.
+    Stop,
+}
+
+/// What an agent answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// To `Hello`.
+    Hello {
+        /// [`PROTOCOL`].
+        protocol: u32,
+        /// Its process id.
+        pid: u32,
+        /// Inode number of its network namespace.
+        netns: u32,
+        /// What its host is.
+        facts: Box<HostFacts>,
+    },
+    /// Done, nothing to say.
+    Done,
+    /// The workers' thread ids.
+    Threads(Vec<u32>),
+    /// Every probe.
+    Probes(Vec<ProbeStatus>),
+    /// A server's trial: what it recorded, and the workers' CPU time, ns.
+    Served(Written, u64),
+    /// A recorder's trial, with the machine's /proc/stat over it.
+    Recorded(KernelRecord, CpuTicks),
+    /// A load generator's trial under way.
+    Progress(Progress),
+    /// A load generator's trial, with the machine's /proc/stat over it.
+    Ran(TrialOutcome, CpuTicks),
+    /// It did not work: the whole chain of reasons.
+    Failed(String),
+}
+
+/// What an agent has become.
+enum Role {
+    None,
+    Serve(Server, PathBuf),
+    Load(Load, PathBuf),
+    Probe(Box<(Probes, Drain)>, PathBuf, CpuTicks),
+}
+
+/// Runs an agent until its stdin ends.
+///
+/// # Errors
+/// When stdout is gone.
+pub fn run() -> anyhow::Result<()> {
+    ignore_interrupts();
+    let stop = Arc::new(AtomicBool::new(false));
+    let orders = listen(Arc::clone(&stop));
+    let mut role = Role::None;
+    for order in orders {
+        stop.store(false, Ordering::Relaxed);
+        if matches!(order, Order::Stop) {
+            continue;
+        }
+        let answer =
+            obey(order, &mut role, &stop).unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
+        say(&answer)?;
+    }
+    // The controller is gone. A recording under way is finished as far as it goes; there is nobody to tell.
+    match &mut role {
+        Role::Serve(server, _) => drop(server.end_trial()),
+        Role::Probe(probe, ..) => drop(probe.1.end_trial()),
+        Role::None | Role::Load(..) => {}
+    }
+    Ok(())
+}
+
+/// Ctrl-C reaches the whole process group; only the controller decides what it means.
+fn ignore_interrupts() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    // SAFETY: ignoring installs no handler that could run at a bad moment.
+    let _ = unsafe { signal(Signal::SIGINT, SigHandler::SigIgn) };
+}
+
+/// Reads orders on a thread of its own, so that a stop is heard while a trial runs.
+fn listen(stop: Arc<AtomicBool>) -> Receiver<Order> {
+    let (orders, heard) = mpsc::channel();
+    thread::spawn(move || {
+        for line in io::stdin().lock().lines() {
+            let Ok(line) = line else { break };
+            match serde_json::from_str::<Order>(&line) {
+                Ok(order) => {
+                    if matches!(order, Order::Stop) {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                    if orders.send(order).is_err() {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    eprintln!("pqtail agent: an order that is not understood: {error}");
+                    break;
+                }
+            }
+        }
+        // Without a controller a trial has nobody to run for.
+        stop.store(true, Ordering::Relaxed);
+    });
+    heard
+}
+
+fn say(answer: &Answer) -> anyhow::Result<()> {
+    let mut line = serde_json::to_vec(answer)?;
+    line.push(b'\n');
+    let mut out = io::stdout().lock();
+    out.write_all(&line)
+        .and_then(|()| out.flush())
+        .context("answer the controller")
+}
+
+fn folder(path: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))
+}
+
+fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result<Answer> {
+    Ok(match (order, &mut *role) {
+        (Order::Hello { protocol }, _) => {
+            ensure!(
+                protocol == PROTOCOL,
+                "the controller speaks protocol {protocol}, this agent {PROTOCOL}: deploy the same version on both hosts"
+            );
+            Answer::Hello {
+                protocol: PROTOCOL,
+                pid: std::process::id(),
+                netns: host::netns().unwrap_or(0),
+                facts: Box::new(host::facts()),
+            }
+        }
+        (Order::Link { peer_pid, address }, _) => {
+            match peer_pid {
+                Some(peer) => {
+                    link::join(peer, address, link::PREFIX)?;
+                    link::widen_ports()?;
+                }
+                None => link::configure(address, link::PREFIX)?,
+            }
+            Answer::Done
+        }
+        (
+            Order::Serve {
+                address,
+                ports,
+                cpus,
+                identity,
+                folder: path,
+            },
+            _,
+        ) => {
+            folder(&path)?;
+            let server = Server::start(&ServeSettings {
+                address,
+                ports,
+                cpus,
+                identity,
+            })?;
+            let tids = server.worker_tids();
+            *role = Role::Serve(server, path);
+            Answer::Threads(tids)
+        }
+        (
+            Order::Load {
+                server,
+                ports,
+                cpus,
+                plan,
+                certificate,
+                folder: path,
+            },
+            _,
+        ) => {
+            folder(&path)?;
+            let load = Load::start(LoadSettings {
+                server,
+                ports,
+                cpus,
+                plan: *plan,
+                certificate,
+            })?;
+            let tids = load.worker_tids();
+            *role = Role::Load(load, path);
+            Answer::Threads(tids)
+        }
+        (
+            Order::Probe {
+                ports,
+                cpus,
+                threads,
+                drain_cpus,
+                heartbeat_ns,
+                ring_bytes,
+                folder: path,
+            },
+            _,
+        ) => {
+            folder(&path)?;
+            let heartbeat_ns = (heartbeat_ns > 0).then_some(heartbeat_ns);
+            let mut probes = Probes::attach(&ProbeSettings {
+                ports,
+                cpus,
+                heartbeat_ns,
+                ring_bytes,
+            })?;
+            for tid in threads {
+                probes.watch_thread(tid)?;
+            }
+            let drain = Drain::start(&mut probes, (!drain_cpus.is_empty()).then_some(drain_cpus))?;
+            let status = probes.status().to_vec();
+            *role = Role::Probe(Box::new((probes, drain)), path, CpuTicks::default());
+            Answer::Probes(status)
+        }
+        (Order::Begin { trial }, Role::Serve(server, path)) => {
+            server.begin_trial(&recording(path, stream_name::CONNECTIONS, trial), trial)?;
+            Answer::Done
+        }
+        (Order::Begin { trial }, Role::Probe(probe, path, ticks)) => {
+            probe
+                .1
+                .begin_trial(&recording(path, stream_name::KERNEL, trial), trial)?;
+            *ticks = host::cpu_ticks();
+            Answer::Done
+        }
+        (Order::End, Role::Serve(server, _)) => {
+            let (written, cpu_ns) = server.end_trial()?;
+            Answer::Served(written, cpu_ns)
+        }
+        (Order::End, Role::Probe(probe, _, before)) => {
+            let ticks = host::difference(before, &host::cpu_ticks());
+            Answer::Recorded(probe.1.end_trial()?, ticks)
+        }
+        (Order::Run { trial }, Role::Load(load, path)) => {
+            let before = host::cpu_ticks();
+            let path = recording(path, stream_name::REQUESTS, trial.index);
+            let mut lost_controller = None;
+            let outcome = load.run_trial(&trial, &path, stop, &mut |progress| {
+                if let Err(error) = say(&Answer::Progress(progress)) {
+                    lost_controller = Some(error);
+                    stop.store(true, Ordering::Relaxed);
+                }
+            })?;
+            if let Some(error) = lost_controller {
+                return Err(error);
+            }
+            Answer::Ran(outcome, host::difference(&before, &host::cpu_ticks()))
+        }
+        (order, _) => bail!(anyhow!("this agent has no role for the order {order:?}")),
+    })
+}
