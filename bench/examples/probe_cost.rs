@@ -53,10 +53,16 @@ fn main() -> anyhow::Result<()> {
     let mut total = std::time::Duration::ZERO;
     for (name, count, time) in probes.run_times() {
         total += time;
-        println!("{name:<28} {count:>10} {:>8}", time.as_nanos() / u128::from(count.max(1)));
+        println!(
+            "{name:<28} {count:>10} {:>8}",
+            time.as_nanos() / u128::from(count.max(1))
+        );
     }
     let seconds = probed.as_secs_f64();
-    println!("programs: {:.1} ms of CPU a second", total.as_secs_f64() * 1e3 / seconds);
+    println!(
+        "programs: {:.1} ms of CPU a second",
+        total.as_secs_f64() * 1e3 / seconds
+    );
     println!(
         "records: {:.0}/s, {:.0} bytes/s on disk, drain {:.1} ms of CPU a second ({:.0} ns a record), ring {} of {}, \
          lost {:?}",

@@ -538,6 +538,117 @@ fn check_states(trial: &Trial, client: u16, server: u16, folded: u32, netns: u32
 }
 
 #[test]
+fn an_acknowledgement_that_waits_shows_its_timer() {
+    let Some(_alone) = privileged("an_acknowledgement_that_waits_shows_its_timer") else {
+        return;
+    };
+    let listener = listen(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let settings = ProbeSettings {
+        ports: vec![port(&listener)],
+        ..settings()
+    };
+    let mut client = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+    let (mut server, _) = listener.accept().expect("a client came");
+    let mut byte = [0];
+    // Only a conversation that goes back and forth lets the kernel delay acknowledgements.
+    for _ in 0..10 {
+        client.write_all(&[1]).expect("open");
+        server.read_exact(&mut byte).expect("open");
+        server.write_all(&[2]).expect("open");
+        client.read_exact(&mut byte).expect("open");
+    }
+    let trial = record(&settings, &[], || {
+        client.write_all(&[3]).expect("open");
+        server.read_exact(&mut byte).expect("open");
+        wait_until("the last byte is acknowledged", || unacknowledged(&client) == 0);
+    });
+    let timers: Vec<Socket> = trial.of(&[kind::DELAYED_ACK_TIMER]);
+    let fired = timers
+        .first()
+        .expect("a delayed acknowledgement is sent by its timer");
+    assert_eq!(fired.local_port, port(&listener));
+    assert_eq!(fired.remote_port, client.local_addr().expect("open").port());
+}
+
+/// Bytes that the peer has not acknowledged yet (`SIOCOUTQ`, tcp(7)).
+fn unacknowledged(stream: &TcpStream) -> i32 {
+    use std::os::fd::AsRawFd as _;
+    let mut bytes = 0;
+    // SAFETY: the request writes one int.
+    let outcome = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    assert_eq!(outcome, 0);
+    bytes
+}
+
+#[test]
+fn a_full_accept_queue_shows_the_drop_the_timer_and_the_second_syn() {
+    let Some(_alone) = privileged("a_full_accept_queue_shows_the_drop_the_timer_and_the_second_syn") else {
+        return;
+    };
+    let listener = listen(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    // A backlog of 0 admits one connection that nobody has accepted.
+    nix::sys::socket::listen(
+        &listener,
+        nix::sys::socket::Backlog::new(0).expect("not negative"),
+    )
+    .expect("it listens already");
+    let address = listener.local_addr().expect("bound");
+    let settings = ProbeSettings {
+        ports: vec![address.port()],
+        ..settings()
+    };
+    let trial = record(&settings, &[], || {
+        let before = syns_sent_again();
+        let first = TcpStream::connect(address).expect("the queue has one place");
+        thread::scope(|scope| {
+            let second = scope.spawn(|| TcpStream::connect(address));
+            wait_until("a SYN is sent again", || syns_sent_again() > before);
+            let accepted = [listener.accept(), listener.accept()];
+            assert!(accepted.iter().all(Result::is_ok));
+            second
+                .join()
+                .expect("no panic")
+                .expect("the queue has room again");
+        });
+        drop(first);
+    });
+    let names = host::facts().drop_reasons;
+    let drops: Vec<Packet> = trial.of(&[kind::DROP]);
+    let dropped = drops
+        .iter()
+        .find(|packet| packet.tcp_flags & PLAIN_FLAGS == SYN)
+        .expect("the SYN was dropped");
+    assert!(
+        names.contains_key(&dropped.reason),
+        "the reason {} has a name",
+        dropped.reason
+    );
+    let timers: Vec<Socket> = trial.of(&[kind::WRITE_TIMER]);
+    let again: Vec<Socket> = trial.of(&[kind::RETRANSMIT]);
+    let again = again.first().expect("it was sent again");
+    assert_eq!(
+        (again.local_port, again.remote_port),
+        (dropped.source_port, address.port())
+    );
+    assert_eq!(again.sequence, dropped.sequence);
+    let timer = timers.iter().find(|timer| timer.socket == again.socket);
+    assert!(timer.expect("by its timer").head.at_ns <= again.head.at_ns);
+}
+
+/// `TcpExt: TCPSynRetrans` of this namespace.
+fn syns_sent_again() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/net/netstat").expect("/proc");
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    names
+        .split(' ')
+        .zip(values.split(' '))
+        .find(|(name, _)| *name == "TCPSynRetrans")
+        .and_then(|(_, value)| value.parse().ok())
+        .expect("every supported kernel counts them")
+}
+
+#[test]
 fn interrupt_spans_end_after_they_begin() {
     let Some(_alone) = privileged("interrupt_spans_end_after_they_begin") else {
         return;
