@@ -37,6 +37,8 @@ pub mod kind {
     pub const RECEIVE: u8 = 9;
     /// [`Packet`](super::Packet) dropped by the stack (`kfree_skb`); `reason` is the kernel's enum value. Not every
     /// drop is a loss: `QUEUE_PURGE` is a closing socket that throws away its own copy, once per connection.
+    /// Not every loss is a drop either: a SYN that finds the accept queue full is consumed in silence
+    /// (`tcp_conn_request`, `tcp_rcv_state_process`), and only a `RECEIVE` without a SYN-ACK after it tells.
     pub const DROP: u8 = 10;
     /// [`Socket`](super::Socket) changes state (`inet_sock_set_state`).
     pub const STATE: u8 = 11;
