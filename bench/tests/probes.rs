@@ -634,7 +634,7 @@ fn a_full_accept_queue_shows_an_unanswered_syn_the_timer_and_the_second_syn() {
         [SYN, SYN, SYN | ACK],
         "the first SYN arrived and was not answered"
     );
-    let first = packets.iter().find(of_client).expect("there are three");
+    let first = packets.iter().find(of_client).expect("there are several");
     assert_eq!(again.sequence, first.sequence);
 }
 
