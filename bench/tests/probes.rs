@@ -629,10 +629,11 @@ fn a_full_accept_queue_shows_an_unanswered_syn_the_timer_and_the_second_syn() {
         .filter(of_client)
         .map(|packet| packet.tcp_flags & PLAIN_FLAGS)
         .collect();
-    assert_eq!(
-        opening,
-        [SYN, SYN, SYN | ACK],
-        "the first SYN arrived and was not answered"
+    let (answer, syns) = opening.split_last().expect("the connection was made");
+    assert_eq!(*answer, SYN | ACK);
+    assert!(
+        syns.len() >= 2 && syns.iter().all(|flags| *flags == SYN),
+        "the first SYN was not answered"
     );
     let first = packets.iter().find(of_client).expect("there are several");
     assert_eq!(again.sequence, first.sequence);
