@@ -418,6 +418,66 @@ fn two_spinning_threads_on_one_cpu_push_each_other_off() {
 }
 
 #[test]
+fn a_thread_without_quota_leaves_its_cpu_throttled() {
+    let Some(_alone) = privileged("a_thread_without_quota_leaves_its_cpu_throttled") else {
+        return;
+    };
+    let Some(group) = LimitedGroup::create() else {
+        eprintln!(
+            "skipped a_thread_without_quota_leaves_its_cpu_throttled: no cpu controller can be used here"
+        );
+        return;
+    };
+    let spinners = Spinners::start(1, online()[0]);
+    let trial = record(&settings(), &[], || {
+        group.admit(spinners.tids[0]);
+        wait_until("the group is throttled", || group.throttled() >= 3);
+        group.release(spinners.tids[0]);
+    });
+    let throttled = trial
+        .of::<Switch>(&[kind::SWITCH])
+        .into_iter()
+        .filter(|switch| switch.head.tid == spinners.tids[0] && switch.head.flags & flag::THROTTLED != 0);
+    assert!(throttled.count() >= 3);
+}
+
+/// A cgroup (version 1, whose threads can be moved one by one) that may use a tenth of a CPU.
+struct LimitedGroup(std::path::PathBuf);
+
+impl LimitedGroup {
+    fn create() -> Option<Self> {
+        let parent = Path::new("/sys/fs/cgroup/cpu");
+        let group = Self(parent.join(format!("pqtail-test-{}", std::process::id())));
+        fs::create_dir(&group.0).ok()?;
+        fs::write(group.0.join("cpu.cfs_quota_us"), "10000").ok()?;
+        Some(group)
+    }
+
+    fn admit(&self, tid: u32) {
+        fs::write(self.0.join("tasks"), tid.to_string()).expect("root may move threads");
+    }
+
+    fn release(&self, tid: u32) {
+        fs::write(self.0.with_file_name("tasks"), tid.to_string()).expect("root may move threads");
+    }
+
+    fn throttled(&self) -> u64 {
+        fs::read_to_string(self.0.join("cpu.stat"))
+            .expect("the group exists")
+            .lines()
+            .find_map(|line| line.strip_prefix("nr_throttled "))
+            .and_then(|count| count.parse().ok())
+            .expect("every group with a quota has it")
+    }
+}
+
+impl Drop for LimitedGroup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
 fn a_connection_to_a_recorded_port_shows_every_segment_and_state() {
     let Some(_alone) = privileged("a_connection_to_a_recorded_port_shows_every_segment_and_state") else {
         return;
