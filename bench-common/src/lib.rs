@@ -35,7 +35,10 @@ pub mod kind {
     pub const TRANSMIT: u8 = 8;
     /// [`Packet`](super::Packet) enters the stack from a device (`netif_receive_skb`).
     pub const RECEIVE: u8 = 9;
-    /// [`Packet`](super::Packet) dropped by the stack (`kfree_skb`); `reason` is the kernel's enum value.
+    /// [`Packet`](super::Packet) dropped by the stack (`kfree_skb`); `reason` is the kernel's enum value. Not every
+    /// drop is a loss: `QUEUE_PURGE` is a closing socket that throws away its own copy, once per connection.
+    /// Not every loss is a drop either: a SYN that finds the accept queue full is consumed in silence
+    /// (`tcp_conn_request`, `tcp_rcv_state_process`), and only a `RECEIVE` without a SYN-ACK after it tells.
     pub const DROP: u8 = 10;
     /// [`Socket`](super::Socket) changes state (`inet_sock_set_state`).
     pub const STATE: u8 = 11;
@@ -47,9 +50,10 @@ pub mod kind {
     pub const RESET_SENT: u8 = 14;
     /// [`Socket`](super::Socket) received a reset (`tcp_receive_reset`).
     pub const RESET_RECEIVED: u8 = 15;
-    /// [`Socket`](super::Socket) whose delayed-ACK timer fired; only `socket` and `Head` are set.
+    /// [`Socket`](super::Socket) whose delayed-ACK timer fired; states, sequence and bytes are zero.
     pub const DELAYED_ACK_TIMER: u8 = 16;
-    /// [`Socket`](super::Socket) whose retransmission timer fired; only `socket` and `Head` are set.
+    /// [`Socket`](super::Socket) whose retransmission timer fired. The kernel re-arms it lazily, so it also fires
+    /// with nothing to send again: only a `RETRANSMIT` behind it proves one.
     pub const WRITE_TIMER: u8 = 17;
     /// [`Beat`](super::Beat) of the per-CPU perf cpu-clock.
     pub const BEAT: u8 = 18;

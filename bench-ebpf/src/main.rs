@@ -4,6 +4,8 @@
 //! records. A record that does not fit is counted in [`emit::LOSSES`], never dropped in silence.
 #![no_std]
 #![no_main]
+// The program macros hand the context over by value.
+#![allow(clippy::needless_pass_by_value)]
 
 mod emit;
 mod interrupts;

@@ -78,5 +78,5 @@ pub(crate) fn port_is_recorded(port: u16) -> bool {
 /// Whether wake-ups of this thread are wanted.
 #[inline(always)]
 pub(crate) fn thread_is_recorded(tid: u32) -> bool {
-    THREADS.get_ptr(&tid).is_some()
+    THREADS.get_ptr(tid).is_some()
 }

@@ -418,6 +418,66 @@ fn two_spinning_threads_on_one_cpu_push_each_other_off() {
 }
 
 #[test]
+fn a_thread_without_quota_leaves_its_cpu_throttled() {
+    let Some(_alone) = privileged("a_thread_without_quota_leaves_its_cpu_throttled") else {
+        return;
+    };
+    let Some(group) = LimitedGroup::create() else {
+        eprintln!(
+            "skipped a_thread_without_quota_leaves_its_cpu_throttled: no cpu controller can be used here"
+        );
+        return;
+    };
+    let spinners = Spinners::start(1, online()[0]);
+    let trial = record(&settings(), &[], || {
+        group.admit(spinners.tids[0]);
+        wait_until("the group is throttled", || group.throttled() >= 3);
+        group.release(spinners.tids[0]);
+    });
+    let throttled = trial
+        .of::<Switch>(&[kind::SWITCH])
+        .into_iter()
+        .filter(|switch| switch.head.tid == spinners.tids[0] && switch.head.flags & flag::THROTTLED != 0);
+    assert!(throttled.count() >= 3);
+}
+
+/// A cgroup (version 1, whose threads can be moved one by one) that may use a tenth of a CPU.
+struct LimitedGroup(std::path::PathBuf);
+
+impl LimitedGroup {
+    fn create() -> Option<Self> {
+        let parent = Path::new("/sys/fs/cgroup/cpu");
+        let group = Self(parent.join(format!("pqtail-test-{}", std::process::id())));
+        fs::create_dir(&group.0).ok()?;
+        fs::write(group.0.join("cpu.cfs_quota_us"), "10000").ok()?;
+        Some(group)
+    }
+
+    fn admit(&self, tid: u32) {
+        fs::write(self.0.join("tasks"), tid.to_string()).expect("root may move threads");
+    }
+
+    fn release(&self, tid: u32) {
+        fs::write(self.0.with_file_name("tasks"), tid.to_string()).expect("root may move threads");
+    }
+
+    fn throttled(&self) -> u64 {
+        fs::read_to_string(self.0.join("cpu.stat"))
+            .expect("the group exists")
+            .lines()
+            .find_map(|line| line.strip_prefix("nr_throttled "))
+            .and_then(|count| count.parse().ok())
+            .expect("every group with a quota has it")
+    }
+}
+
+impl Drop for LimitedGroup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
 fn a_connection_to_a_recorded_port_shows_every_segment_and_state() {
     let Some(_alone) = privileged("a_connection_to_a_recorded_port_shows_every_segment_and_state") else {
         return;
@@ -535,6 +595,121 @@ fn check_states(trial: &Trial, client: u16, server: u16, folded: u32, netns: u32
     let accepted = find(SYN_RECV, ESTABLISHED);
     assert_eq!((accepted.local_port, accepted.remote_port), (server, client));
     assert_ne!(accepted.socket, connected.socket);
+}
+
+#[test]
+fn an_acknowledgement_that_waits_shows_its_timer() {
+    let Some(_alone) = privileged("an_acknowledgement_that_waits_shows_its_timer") else {
+        return;
+    };
+    let listener = listen(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let settings = ProbeSettings {
+        ports: vec![port(&listener)],
+        ..settings()
+    };
+    let mut client = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+    let (mut server, _) = listener.accept().expect("a client came");
+    let mut byte = [0];
+    // Only a conversation that goes back and forth lets the kernel delay acknowledgements.
+    for _ in 0..10 {
+        client.write_all(&[1]).expect("open");
+        server.read_exact(&mut byte).expect("open");
+        server.write_all(&[2]).expect("open");
+        client.read_exact(&mut byte).expect("open");
+    }
+    let trial = record(&settings, &[], || {
+        client.write_all(&[3]).expect("open");
+        server.read_exact(&mut byte).expect("open");
+        wait_until("the last byte is acknowledged", || unacknowledged(&client) == 0);
+    });
+    let timers: Vec<Socket> = trial.of(&[kind::DELAYED_ACK_TIMER]);
+    let fired = timers
+        .first()
+        .expect("a delayed acknowledgement is sent by its timer");
+    assert_eq!(fired.local_port, port(&listener));
+    assert_eq!(fired.remote_port, client.local_addr().expect("open").port());
+}
+
+/// Bytes that the peer has not acknowledged yet (`SIOCOUTQ`, tcp(7)).
+fn unacknowledged(stream: &TcpStream) -> i32 {
+    use std::os::fd::AsRawFd as _;
+    let mut bytes = 0;
+    // SAFETY: the request writes one int.
+    let outcome = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    assert_eq!(outcome, 0);
+    bytes
+}
+
+#[test]
+fn a_full_accept_queue_shows_an_unanswered_syn_the_timer_and_the_second_syn() {
+    let Some(_alone) = privileged("a_full_accept_queue_shows_an_unanswered_syn_the_timer_and_the_second_syn")
+    else {
+        return;
+    };
+    let listener = listen(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    // A backlog of 0 admits one connection that nobody has accepted.
+    nix::sys::socket::listen(
+        &listener,
+        nix::sys::socket::Backlog::new(0).expect("not negative"),
+    )
+    .expect("it listens already");
+    let address = listener.local_addr().expect("bound");
+    let settings = ProbeSettings {
+        ports: vec![address.port()],
+        ..settings()
+    };
+    let trial = record(&settings, &[], || {
+        let before = syns_sent_again();
+        let first = TcpStream::connect(address).expect("the queue has one place");
+        thread::scope(|scope| {
+            let second = scope.spawn(|| TcpStream::connect(address));
+            wait_until("a SYN is sent again", || syns_sent_again() > before);
+            let accepted = [listener.accept(), listener.accept()];
+            assert!(accepted.iter().all(Result::is_ok));
+            second
+                .join()
+                .expect("no panic")
+                .expect("the queue has room again");
+        });
+        drop(first);
+    });
+    let again: Vec<Socket> = trial.of(&[kind::RETRANSMIT]);
+    let again = again.first().expect("it was sent again");
+    assert_eq!(again.remote_port, address.port());
+    let timers: Vec<Socket> = trial.of(&[kind::WRITE_TIMER]);
+    let timer = timers.iter().find(|timer| timer.socket == again.socket);
+    assert!(timer.expect("by its timer").head.at_ns <= again.head.at_ns);
+    let packets: Vec<Packet> = trial.of(&[kind::RECEIVE]);
+    let of_client = |packet: &&Packet| {
+        [packet.source_port, packet.destination_port].contains(&again.local_port)
+            && packet.tcp_flags & SYN != 0
+    };
+    let opening: Vec<u8> = packets
+        .iter()
+        .filter(of_client)
+        .map(|packet| packet.tcp_flags & PLAIN_FLAGS)
+        .collect();
+    let (answer, syns) = opening.split_last().expect("the connection was made");
+    assert_eq!(*answer, SYN | ACK);
+    assert!(
+        syns.len() >= 2 && syns.iter().all(|flags| *flags == SYN),
+        "the first SYN was not answered"
+    );
+    let first = packets.iter().find(of_client).expect("there are several");
+    assert_eq!(again.sequence, first.sequence);
+}
+
+/// `TcpExt: TCPSynRetrans` of this namespace.
+fn syns_sent_again() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/net/netstat").expect("/proc");
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    names
+        .split(' ')
+        .zip(values.split(' '))
+        .find(|(name, _)| *name == "TCPSynRetrans")
+        .and_then(|(_, value)| value.parse().ok())
+        .expect("every supported kernel counts them")
 }
 
 #[test]

@@ -32,8 +32,9 @@ use crate::record::manifest::ProbeStatus;
 /// The compiled eBPF programs.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pqtail-ebpf"));
 
-/// A ring that takes about a second of a busy host's records: 50,000 records/s of 72 bytes each.
-pub const RING_BYTES_DEFAULT: u32 = 4 << 20;
+/// A ring that takes 233,000 records of 72 bytes each: a third of a second of two CPUs that do nothing but exchange
+/// bytes on loopback, and seconds of a paced run. The drain shares CPUs at low priority, so it may be late.
+pub const RING_BYTES_DEFAULT: u32 = 16 << 20;
 
 /// Beats often enough to bound an absence to a quarter of the smallest tail that matters (1 ms).
 pub const HEARTBEAT_NS_DEFAULT: u64 = 1_000_000;
