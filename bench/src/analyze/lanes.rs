@@ -107,7 +107,7 @@ impl Scene<'_> {
                 let (class, label) = match stretch.doing {
                     Doing::Idle => ("idle", String::new()),
                     Doing::Run(who) if Some(who) == tid => ("run", String::new()),
-                    Doing::Run(who) => ("other", view.cpus.thread_name(who)),
+                    Doing::Run(who) | Doing::Presumed(who) => ("other", view.cpus.thread_name(who)),
                     Doing::Softirq(number) => ("softirq", format!("softirq {number}")),
                     Doing::Irq(number) => ("irq", format!("irq {number}")),
                     Doing::Vector(number) => ("irq", format!("vector {number:#x}")),

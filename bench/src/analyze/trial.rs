@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::PathBuf,
+    rc::Rc,
 };
 
 use anyhow::Context as _;
@@ -27,7 +28,7 @@ use crate::{
     statistics::quantile,
     timeline::{
         connection::{Crossing, Tuple, View, Views, crossings},
-        cpu::{Cpus, Raw},
+        cpu::{Cpus, Raw, seen_running},
         thread::Threads,
     },
 };
@@ -69,27 +70,31 @@ struct Joined<'a> {
 
 /// One end's timelines.
 struct End {
-    cpus: Cpus,
-    threads: Threads,
+    machine: Rc<Machine>,
     active: Active,
     views: Views,
 }
 
+/// One kernel's timelines; both ends have the same where they share it.
+#[derive(Default)]
+struct Machine {
+    cpus: Cpus,
+    threads: Threads,
+}
+
 impl End {
-    fn build(host: &Host, records: &[Raw], ports: &[u16]) -> Self {
-        let tids: BTreeSet<u32> = host.threads.iter().copied().collect();
+    fn build(host: &Host, records: &[Raw], machine: Rc<Machine>, ports: &[u16]) -> Self {
         Self {
-            cpus: Cpus::build(records),
-            threads: Threads::build(records, &tids),
+            machine,
             active: Active::default(),
             views: Views::build(records, host.netns, ports),
         }
     }
 
-    const fn view(&self) -> HostView<'_> {
+    fn view(&self) -> HostView<'_> {
         HostView {
-            cpus: &self.cpus,
-            threads: &self.threads,
+            cpus: &self.machine.cpus,
+            threads: &self.machine.threads,
             active: &self.active,
         }
     }
@@ -104,22 +109,42 @@ struct Case<'a> {
 
 impl<'a> Joined<'a> {
     fn build(manifest: &'a Manifest, recorded: Recorded) -> Self {
-        let none = Vec::new();
-        let records = |host: &Host| {
-            host.kernel
-                .as_ref()
-                .and_then(|folder| recorded.kernels.get(folder))
-                .unwrap_or(&none)
-        };
-        let ports: Vec<u16> = recorded
+        let ports: BTreeSet<u16> = recorded
             .requests
             .iter()
-            .map(|r| r.remote_port)
-            .collect::<BTreeSet<_>>()
-            .into_iter()
+            .map(|request| request.remote_port)
             .collect();
-        let client = End::build(&manifest.client, records(&manifest.client), &ports);
-        let server = End::build(&manifest.server, records(&manifest.server), &ports);
+        let ports: Vec<u16> = ports.into_iter().collect();
+        let mut client_machine = Rc::default();
+        let mut server_machine = Rc::default();
+        for (folder, records) in &recorded.kernels {
+            let machine = Rc::new(machine(manifest, folder, records, &recorded));
+            if manifest.client.kernel.as_ref() == Some(folder) {
+                client_machine = Rc::clone(&machine);
+            }
+            if manifest.server.kernel.as_ref() == Some(folder) {
+                server_machine = machine;
+            }
+        }
+        let records = |host: &Host| {
+            let records = host
+                .kernel
+                .as_ref()
+                .and_then(|folder| recorded.kernels.get(folder));
+            records.map_or(&[][..], Vec::as_slice)
+        };
+        let client = End::build(
+            &manifest.client,
+            records(&manifest.client),
+            client_machine,
+            &ports,
+        );
+        let server = End::build(
+            &manifest.server,
+            records(&manifest.server),
+            server_machine,
+            &ports,
+        );
         let alignment = align(&Views::exchanges(&client.views, &server.views));
         let mut connections: HashMap<Tuple, Vec<ConnectionStamps>> = HashMap::new();
         for connection in recorded.connections {
@@ -240,7 +265,9 @@ impl<'a> Joined<'a> {
     fn is_environment(&self, charge: &Charge) -> bool {
         match (charge.line, charge.detail) {
             (Line::Thread(_, ThreadLine::Steal | ThreadLine::Throttled | ThreadLine::Stopped), _) => true,
-            (Line::Thread(_, ThreadLine::RunQueue), Detail::Task(tid)) => !self.measured.contains(&tid),
+            (Line::Thread(_, ThreadLine::RunQueue), Detail::Task(tid) | Detail::Presumed(tid)) => {
+                !self.measured.contains(&tid)
+            }
             _ => false,
         }
     }
@@ -251,17 +278,18 @@ impl<'a> Joined<'a> {
             Some(alignment) => alignment.to_server(Alignment::client(HostNs(ns))).0,
             None => ns,
         };
-        self.client.cpus.lost_between(from, to) || self.server.cpus.lost_between(server(from), server(to))
+        self.client.machine.cpus.lost_between(from, to)
+            || self.server.machine.cpus.lost_between(server(from), server(to))
     }
 
     fn names(&self, side: Side) -> Names<'_> {
         match side {
             Side::Client => Names {
-                cpus: &self.client.cpus,
+                cpus: &self.client.machine.cpus,
                 facts: &self.manifest.client.facts,
             },
             Side::Server => Names {
-                cpus: &self.server.cpus,
+                cpus: &self.server.machine.cpus,
                 facts: &self.manifest.server.facts,
             },
         }
@@ -376,6 +404,75 @@ impl<'a> Joined<'a> {
     }
 }
 
+/// Timelines of the kernel with this folder, from its records and from the stamps of the threads that it ran.
+fn machine(manifest: &Manifest, folder: &PathBuf, records: &[Raw], recorded: &Recorded) -> Machine {
+    let mut tids = BTreeSet::new();
+    let mut seen = Vec::new();
+    for (host, is_client) in [(&manifest.client, true), (&manifest.server, false)] {
+        if host.kernel.as_ref() != Some(folder) {
+            continue;
+        }
+        tids.extend(host.threads.iter().copied());
+        // Only a pinned thread's stamps say on which CPU it was.
+        let pinned: HashMap<u32, u16> = host
+            .threads
+            .iter()
+            .copied()
+            .zip(host.cpus.iter().map(|&cpu| cpu as u16))
+            .collect();
+        let mut see = |tid: u32, stamps: &[u64]| {
+            if let Some(&cpu) = pinned.get(&tid) {
+                seen.extend(
+                    stamps
+                        .iter()
+                        .filter(|&&at| at > 0)
+                        .map(|&at| seen_running(at, tid, cpu)),
+                );
+            }
+        };
+        if is_client {
+            for request in &recorded.requests {
+                see(request.worker_tid, &client_stamps(request));
+            }
+        } else {
+            for connection in &recorded.connections {
+                see(connection.worker_tid, &server_stamps(connection));
+            }
+        }
+    }
+    let records = super::in_order([records, &seen].concat());
+    Machine {
+        cpus: Cpus::build(&records),
+        threads: Threads::build(&records, &tids),
+    }
+}
+
+/// Times that the load generator's thread took itself.
+fn client_stamps(request: &RequestStamps) -> [u64; 8] {
+    [
+        request.start_ns,
+        request.connected_ns,
+        request.client_hello_written_ns,
+        request.first_server_byte_ns,
+        request.handshake_done_ns,
+        request.request_written_ns,
+        request.first_response_byte_ns,
+        request.done_ns,
+    ]
+}
+
+/// Times that the server's thread took itself.
+fn server_stamps(connection: &ConnectionStamps) -> [u64; 6] {
+    [
+        connection.accepted_ns,
+        connection.first_byte_ns,
+        connection.flight_written_ns,
+        connection.finished_read_ns,
+        connection.request_read_ns,
+        connection.response_written_ns,
+    ]
+}
+
 fn server_tuple(connection: &ConnectionStamps) -> Tuple {
     Tuple {
         client: connection.remote,
@@ -432,7 +529,7 @@ pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnaly
         excess_ns,
         lanes,
         alignment: joined.alignment,
-        steal_known: joined.client.cpus.steal_known || joined.server.cpus.steal_known,
+        steal_known: joined.client.machine.cpus.steal_known || joined.server.machine.cpus.steal_known,
         damaged,
         rows,
     }

@@ -98,6 +98,9 @@ impl Names<'_> {
     pub fn culprit(&self, detail: Detail) -> Option<String> {
         Some(match detail {
             Detail::Task(tid) => self.cpus.thread_name(tid),
+            Detail::Presumed(tid) => {
+                format!("{} (its switch-out was not recorded)", self.cpus.thread_name(tid))
+            }
             Detail::Irq(number) => match self.facts.interrupts.get(&number) {
                 Some(name) => format!("irq {number} {name}"),
                 None => format!("irq {number}"),

@@ -23,6 +23,8 @@ pub enum Detail {
     Nobody,
     /// The task that ran instead.
     Task(u32),
+    /// The task last seen there before the thread came in; its switch-out was not recorded.
+    Presumed(u32),
     /// A Linux irq.
     Irq(u32),
     /// A processor vector.
@@ -237,7 +239,9 @@ fn thread(
                 for stretch in view.cpus.between(cpu, stay.start_ns, stay.end_ns) {
                     let (start, end) = (stretch.start_ns, stretch.end_ns);
                     match stretch.doing {
-                        Doing::Run(_) | Doing::Idle if throttled => {
+                        // Seen running while it was thought to wait: the records contradict each other.
+                        Doing::Run(itself) | Doing::Presumed(itself) if itself == tid => {}
+                        Doing::Run(_) | Doing::Presumed(_) | Doing::Idle if throttled => {
                             meter.charge(line(ThreadLine::Throttled), start, end, Some(cpu), Detail::Quota);
                         }
                         Doing::Run(other) => {
@@ -247,6 +251,15 @@ fn thread(
                                 end,
                                 Some(cpu),
                                 Detail::Task(other),
+                            );
+                        }
+                        Doing::Presumed(other) => {
+                            meter.charge(
+                                line(ThreadLine::RunQueue),
+                                start,
+                                end,
+                                Some(cpu),
+                                Detail::Presumed(other),
                             );
                         }
                         Doing::Idle => {
@@ -332,7 +345,7 @@ fn interrupted(side: Side, cpu: u32, stretch: Stretch, meter: &mut Meter<'_>) {
         Doing::Irq(number) => (ThreadLine::Irq, Detail::Irq(number)),
         Doing::Vector(number) => (ThreadLine::Irq, Detail::Vector(number)),
         Doing::Softirq(number) => (ThreadLine::Softirq, Detail::Softirq(number)),
-        Doing::Run(_) | Doing::Idle => return,
+        Doing::Run(_) | Doing::Presumed(_) | Doing::Idle => return,
     };
     meter.charge(
         Line::Thread(side, line),

@@ -3,10 +3,28 @@
 use std::collections::BTreeMap;
 
 use pqtail_common::{Beat, Head, Loss, Span, Switch, Wake, flag, kind};
-use zerocopy::FromBytes as _;
+use zerocopy::{FromBytes as _, IntoBytes as _};
 
 /// One kernel record, still raw.
 pub type Raw = [u8; pqtail_common::RECORD_BYTES];
+
+/// Kind of the records that [`seen_running`] makes; the kernel side never writes it.
+pub const SEEN_RUNNING: u8 = 0;
+
+/// A stamp as a record: the thread took it itself, so it was current on its CPU then.
+#[must_use]
+pub fn seen_running(at_ns: u64, tid: u32, cpu: u16) -> Raw {
+    let mut raw = [0; pqtail_common::RECORD_BYTES];
+    let head = Head {
+        at_ns,
+        kind: SEEN_RUNNING,
+        flags: 0,
+        cpu,
+        tid,
+    };
+    raw[..size_of::<Head>()].copy_from_slice(head.as_bytes());
+    raw
+}
 
 /// Reads a raw record as one of the record types.
 #[must_use]
@@ -29,6 +47,8 @@ pub enum Doing {
     Idle,
     /// Runs the thread.
     Run(u32),
+    /// Ran the thread when last seen, and somebody else when seen again: the switch between was not recorded.
+    Presumed(u32),
     /// Handles a softirq vector.
     Softirq(u32),
     /// Handles a Linux irq.
@@ -88,6 +108,7 @@ impl Cpus {
             }
             let cpu = layers.entry(u32::from(head.cpu)).or_default();
             cpu.last_ns = cpu.last_ns.max(head.at_ns);
+            cpu.occupant(&head);
             let steal = match head.kind {
                 kind::SWITCH => {
                     let switch: Switch = as_record(raw);
@@ -167,20 +188,34 @@ impl Cpus {
 }
 
 impl Layers {
+    /// Every record names the thread that is current. Some kernels hide the switches of some threads, so one that was never
+    /// seen to come in is believed, and whoever was there before is only presumed to have stayed until then.
+    fn occupant(&mut self, head: &Head) {
+        if let Some((since, tid)) = self.last_switch
+            && tid != head.tid
+        {
+            if since < head.at_ns {
+                self.runs.push(Stretch {
+                    start_ns: since,
+                    end_ns: head.at_ns,
+                    doing: Doing::Presumed(tid),
+                });
+            }
+            self.last_switch = Some((head.at_ns, head.tid));
+        }
+    }
+
     fn switch(&mut self, switch: &Switch) {
         let at = switch.head.at_ns;
         if let Some((since, tid)) = self.last_switch
             && since < at
         {
-            // A missed switch shows as an outgoing thread that never came in: what ran since is then not known.
-            if tid == switch.head.tid {
-                let doing = if tid == 0 { Doing::Idle } else { Doing::Run(tid) };
-                self.runs.push(Stretch {
-                    start_ns: since,
-                    end_ns: at,
-                    doing,
-                });
-            }
+            let doing = if tid == 0 { Doing::Idle } else { Doing::Run(tid) };
+            self.runs.push(Stretch {
+                start_ns: since,
+                end_ns: at,
+                doing,
+            });
         }
         self.last_switch = Some((at, switch.next_tid));
     }

@@ -92,6 +92,19 @@ impl Threads {
         let mut last_ns = 0;
         for raw in records {
             let head = head(raw);
+            // Whatever a thread is thought to be, a record of its own says that it runs.
+            if head.kind != kind::SWITCH
+                && head.kind != kind::LOSS
+                && let Some(track) = tracks.get_mut(&head.tid)
+                && !matches!(track.now, Some((_, Being::Running { .. })))
+            {
+                track.enter(
+                    head.at_ns,
+                    Being::Running {
+                        cpu: u32::from(head.cpu),
+                    },
+                );
+            }
             match head.kind {
                 kind::SWITCH => {
                     let switch: Switch = as_record(raw);
