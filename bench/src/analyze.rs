@@ -21,7 +21,7 @@ use crate::{
     record::{
         manifest::{Manifest, recording},
         stamps::{ConnectionStamps, RequestStamps},
-        stream::{Recording, StreamKind},
+        stream::{Recording, StreamKind, Written},
     },
     report::summary::{Outlier, Summary, SwimLanes},
     timeline::cpu::{Raw, head},
@@ -118,6 +118,31 @@ pub fn explain(results: &Path, trial: u32, request: u32) -> anyhow::Result<Story
     trial::explain(&manifest, recorded, request)
 }
 
+/// The trial in which the request of this number took longest. Numbers count from 0 in every trial, so a number alone names
+/// one request per trial.
+///
+/// # Errors
+/// As [`analyze`], or when no trial has such a request with a latency.
+pub fn slowest_trial(results: &Path, request: u32) -> anyhow::Result<u32> {
+    let manifest = Manifest::read(results)?;
+    let mut slowest: Option<(u64, u32)> = None;
+    for trial in manifest.plan.trials() {
+        let folder = results.join(&manifest.client.stamps);
+        let path = recording(&folder, stream_name::REQUESTS, trial.index);
+        if !path.exists() {
+            continue;
+        }
+        let recorded = Recording::<RequestStamps>::open(&path, StreamKind::Requests)?;
+        let found = recorded.records.iter().find(|each| each.request == request);
+        let latency_ns = found.and_then(RequestStamps::latency_ns);
+        slowest = slowest.max(latency_ns.map(|ns| (ns, trial.index)));
+    }
+    let (_, trial) = slowest.with_context(|| {
+        format!("no trial has a request {request} that ended well: numbers count from 0 in each trial")
+    })?;
+    Ok(trial)
+}
+
 /// The recordings of one trial.
 struct Recorded {
     trial: Trial,
@@ -140,16 +165,27 @@ impl Recorded {
             return Ok(None);
         }
         let mut damaged = BTreeMap::new();
-        let mut read = |path: &Path, cut: bool, chunks: u64| {
+        let record = manifest.trials.iter().find(|record| record.trial == trial);
+        // What was cut or is damaged differs anyway, and is counted as what it is.
+        let mut read = |path: &Path, cut: bool, chunks: u64, sha256: &str, written: Option<&Written>| {
+            let whole = !cut && chunks == 0;
+            let foreign = whole && written.is_some_and(|written| written.sha256 != sha256);
             let folder = path
                 .parent()
                 .and_then(|p| p.strip_prefix(results).ok())
                 .unwrap_or(path)
                 .to_owned();
-            *damaged.entry(folder).or_default() += u64::from(cut) + chunks;
+            *damaged.entry(folder).or_default() += u64::from(cut) + chunks + u64::from(foreign);
         };
         let mut requests = Recording::<RequestStamps>::open(&requests_path, StreamKind::Requests)?;
-        read(&requests_path, requests.cut, requests.damaged_chunks);
+        let written = record.map(|record| &record.requests);
+        read(
+            &requests_path,
+            requests.cut,
+            requests.damaged_chunks,
+            &requests.sha256,
+            written,
+        );
         requests
             .records
             .sort_unstable_by_key(|each| (each.request, each.start_ns));
@@ -162,7 +198,14 @@ impl Recorded {
         let mut connections = Vec::new();
         if connections_path.exists() {
             let found = Recording::<ConnectionStamps>::open(&connections_path, StreamKind::Connections)?;
-            read(&connections_path, found.cut, found.damaged_chunks);
+            let written = record.map(|record| &record.connections);
+            read(
+                &connections_path,
+                found.cut,
+                found.damaged_chunks,
+                &found.sha256,
+                written,
+            );
             connections = found.records;
         }
         let mut kernels = BTreeMap::new();
@@ -175,7 +218,9 @@ impl Recorded {
                 continue;
             }
             let found = Recording::<Raw>::open(&path, StreamKind::Kernel)?;
-            read(&path, found.cut, found.damaged_chunks);
+            let kernel = record.and_then(|record| record.kernel.get(&folder.display().to_string()));
+            let written = kernel.map(|kernel| &kernel.written);
+            read(&path, found.cut, found.damaged_chunks, &found.sha256, written);
             kernels.insert(folder.clone(), in_order(found.records));
         }
         Ok(Some(Self {

@@ -110,10 +110,10 @@ pub struct ExplainArgs {
     #[arg(long, default_value_t = 10, conflicts_with = "request")]
     pub top: usize,
     /// One request by its number in its trial, outlier or not.
-    #[arg(long, requires = "trial")]
-    pub request: Option<u32>,
-    /// The trial of --request.
     #[arg(long)]
+    pub request: Option<u32>,
+    /// The trial of --request [default: where the request of that number took longest].
+    #[arg(long, requires = "request")]
     pub trial: Option<u32>,
     /// Print outliers as JSON lines instead of stories.
     #[arg(long)]

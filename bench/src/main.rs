@@ -13,7 +13,7 @@ use std::{
 use anyhow::Context as _;
 use clap::Parser as _;
 use pqtail::{
-    analyze::{Analysis, Story, analyze, explain},
+    analyze::{Analysis, Story, analyze, explain, slowest_trial},
     cli::{AnalyzeArgs, Cli, ExplainArgs, RunArgs, Verb},
     collect::{agent, run},
     publish::publish,
@@ -98,9 +98,13 @@ fn report(results: &Path, json: bool) -> anyhow::Result<()> {
 }
 
 fn tell(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
-    let stories: Vec<Story> = match (args.trial, args.request) {
-        (Some(trial), Some(request)) => vec![explain(&args.results, trial, request)?],
-        _ => {
+    let stories: Vec<Story> = match (args.request, args.trial) {
+        (Some(request), Some(trial)) => vec![explain(&args.results, trial, request)?],
+        (Some(request), None) => {
+            let trial = slowest_trial(&args.results, request)?;
+            vec![explain(&args.results, trial, request)?]
+        }
+        (None, _) => {
             let analysis = analyze(&args.results)?;
             let worst = analysis.outliers.iter().take(args.top);
             worst

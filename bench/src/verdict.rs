@@ -37,6 +37,8 @@ pub struct Facts {
     pub unexplained: Option<(f64, f64)>,
     /// Fewest good requests of any arm.
     pub samples: u64,
+    /// Trials per arm: how many differences an interval is made from.
+    pub blocks: u32,
     /// Difference at the median with its interval, ns, of the second arm; `None` with one arm or one trial.
     pub difference_p50: Option<(i64, (i64, i64))>,
 }
@@ -47,6 +49,10 @@ const BUSY_MAX: f64 = 0.8;
 const CLOCK_ERROR_SHARE_MAX: f64 = 0.1;
 const STEAL_SHARE_MAX: f64 = 0.01;
 const UNEXPLAINED_MEDIAN_MAX: f64 = 0.05;
+
+/// With fewer blocks the percentile bootstrap cannot reach its level: of three values it can at best be their range, which
+/// misses the median of their distribution once in four.
+const BLOCKS_MIN: u32 = 5;
 
 /// Samples that must lie beyond p99.9 for it to be quoted.
 const SAMPLES_BEYOND: u64 = 10;
@@ -174,6 +180,15 @@ pub fn judge(facts: &Facts) -> Vec<Verdict> {
         format!("{beyond} samples beyond it"),
         "With fewer than 10 samples beyond it, p99.9 is a matter of chance. Raise --trials, --duration or --rate.",
     );
+    if facts.difference_p50.is_some() {
+        rule(
+            "trials",
+            facts.blocks >= BLOCKS_MIN,
+            format!("{} per arm", facts.blocks),
+            "Trials are the independent unit. Over fewer than 5 per arm a 95 % interval is narrower than its name says. Raise \
+             --trials.",
+        );
+    }
     if let Some((difference, (low, high))) = facts.difference_p50 {
         rule(
             "effect above the spread",
@@ -212,6 +227,7 @@ mod tests {
             steal_known: true,
             unexplained: Some((0.01, 0.05)),
             samples: 10_000,
+            blocks: 5,
             difference_p50: Some((80_000, (70_000, 90_000))),
         }
     }
@@ -228,7 +244,7 @@ mod tests {
     fn a_good_run_passes_and_each_fault_fails_its_own_rule() {
         assert_eq!(failed(&good()), [""; 0]);
         type Break = fn(&mut Facts);
-        let broken: [(Break, &str); 11] = [
+        let broken: [(Break, &str); 12] = [
             (|f| f.status = Status::Running, "complete"),
             (|f| f.errors = 100, "errors"),
             (|f| f.wrong_group = 1, "group"),
@@ -240,6 +256,7 @@ mod tests {
             (|f| f.steal_share = 0.2, "steal"),
             (|f| f.unexplained = Some((0.2, 0.9)), "outliers explained"),
             (|f| f.samples = 9_000, "samples for p99.9"),
+            (|f| f.blocks = 3, "trials"),
         ];
         for (breaks, rule) in broken {
             let mut facts = good();

@@ -16,6 +16,9 @@ pub(crate) fn test() -> anyhow::Result<()> {
         run("cargo fmt", cargo().args(["fmt", "--all", "--check"]))
     })?;
     step("lints", || run("cargo clippy", &mut clippy()))?;
+    step("lints of the kernel side", || {
+        run("cargo clippy", &mut clippy_ebpf())
+    })?;
     step("documentation", || run("cargo doc", &mut documentation()))?;
     step("tests", || {
         run("cargo test", cargo().arg("test").args(WITHOUT_EBPF))
@@ -26,6 +29,17 @@ fn clippy() -> Command {
     let mut command = cargo();
     command.arg("clippy").args(WITHOUT_EBPF);
     command.args(["--all-targets", "--", "--deny", "warnings"]);
+    command
+}
+
+/// For the target and with the flags that `bench/build.rs` builds it with.
+fn clippy_ebpf() -> Command {
+    let mut command = cargo();
+    command.args(["clippy", "--package", "pqtail-ebpf", "--release"]);
+    command.args(["--target", "bpfel-unknown-none", "-Zbuild-std=core"]);
+    command.args(["--", "--deny", "warnings"]);
+    // -Z on the pinned stable toolchain.
+    command.env("RUSTC_BOOTSTRAP", "1");
     command
 }
 

@@ -3,7 +3,7 @@
 use super::trial::since;
 use crate::{
     align::Alignment,
-    attribute::{ledger::Side, split::HostView},
+    attribute::{cause::softirq_name, ledger::Side, split::HostView},
     clock::{HostNs, RunNs},
     plan::Trial,
     record::stamps::{ConnectionStamps, RequestStamps},
@@ -79,7 +79,9 @@ impl Scene<'_> {
             marks: self.stamps(side),
         };
         if let Some(tid) = tid {
-            thread.name = format!("{name} thread {}", view.cpus.thread_name(tid));
+            let comm = view.cpus.thread_name(tid);
+            // Without its number, which every row of evidence has.
+            thread.name = format!("{name} {}", comm.split(" [").next().unwrap_or_default());
             for stay in view.threads.between(tid, from, to) {
                 if let Being::Running { cpu: here } | Being::Runnable { cpu: here, .. } = stay.being {
                     cpu = Some(here);
@@ -108,7 +110,7 @@ impl Scene<'_> {
                     Doing::Idle => ("idle", String::new()),
                     Doing::Run(who) if Some(who) == tid => ("run", String::new()),
                     Doing::Run(who) | Doing::Presumed(who) => ("other", view.cpus.thread_name(who)),
-                    Doing::Softirq(number) => ("softirq", format!("softirq {number}")),
+                    Doing::Softirq(number) => ("softirq", softirq_name(number).to_owned()),
                     Doing::Irq(number) => ("irq", format!("irq {number}")),
                     Doing::Vector(number) => ("irq", format!("vector {number:#x}")),
                     Doing::Steal => ("steal", "steal".to_owned()),

@@ -9,10 +9,13 @@ use crate::{
         ledger::{Ledger, Line},
     },
     plan::Arm,
-    record::{manifest::Manifest, stamps::Outcome},
+    record::{
+        manifest::{Host, Manifest},
+        stamps::Outcome,
+    },
     report::summary::{
-        ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, LossSummary, Outlier, Percentiles,
-        SUMMARY_SCHEMA, Summary, SwimLanes, TrialSummary,
+        ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, HostSummary, LossSummary, Outlier,
+        Percentiles, SUMMARY_SCHEMA, Summary, SwimLanes, TrialSummary,
     },
     statistics::{bootstrap_interval, percentiles, quantile},
     verdict::{Facts, judge},
@@ -91,6 +94,11 @@ pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analy
     let summary = Summary {
         schema: SUMMARY_SCHEMA,
         pqtail: manifest.pqtail.clone(),
+        begun: manifest.begun.clone(),
+        hosts: BTreeMap::from([
+            ("client", host(&manifest.client)),
+            ("server", host(&manifest.server)),
+        ]),
         status: manifest.status.clone(),
         valid: verdicts.iter().all(|verdict| verdict.ok),
         verdicts,
@@ -343,6 +351,20 @@ fn tail_budget(arm: Arm, trials: &[TrialAnalysis]) -> Vec<BudgetRow> {
     rows
 }
 
+fn host(host: &Host) -> HostSummary {
+    let facts = &host.facts;
+    HostSummary {
+        kernel: facts.kernel.clone(),
+        machine: facts.machine.clone(),
+        cpu_model: facts.cpu_model.clone(),
+        cpus_online: facts.cpus_online,
+        cpus: host.cpus.clone(),
+        clocksource: facts.clocksource.clone(),
+        governor: facts.governor.clone(),
+        congestion_control: facts.sysctls.get("net.ipv4.tcp_congestion_control").cloned(),
+    }
+}
+
 fn clock(manifest: &Manifest, trials: &[TrialAnalysis]) -> ClockSummary {
     let aligned: Vec<_> = trials
         .iter()
@@ -467,6 +489,7 @@ fn facts(
             .map(|pool| pool.latencies.len() as u64)
             .min()
             .unwrap_or(0),
+        blocks: plan.trials_per_arm,
         difference_p50: differences
             .iter()
             .find(|difference| difference.statistic == "p50")

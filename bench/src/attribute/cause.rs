@@ -107,10 +107,7 @@ impl Names<'_> {
             },
             Detail::Vector(number) => format!("vector {number}{}", vector_name(number, &self.facts.machine)),
             Detail::Softirq(number) => {
-                format!(
-                    "softirq {}",
-                    SOFTIRQS.get(number as usize).copied().unwrap_or("unknown")
-                )
+                format!("softirq {}", softirq_name(number))
             }
             Detail::OtherRequests => "other requests of the same thread".to_owned(),
             Detail::Hypervisor => "hypervisor".to_owned(),
@@ -119,6 +116,12 @@ impl Names<'_> {
             Detail::IdleCpu | Detail::Nobody => return None,
         })
     }
+}
+
+/// Name of a softirq vector.
+#[must_use]
+pub fn softirq_name(number: u32) -> &'static str {
+    SOFTIRQS.get(number as usize).copied().unwrap_or("unknown")
 }
 
 /// Linux's fixed vectors on x86 (arch/x86/include/asm/irq_vectors.h).

@@ -10,6 +10,7 @@
 //! is skipped and counted; neither is silent: [`Recording`] says what is missing.
 
 use std::{
+    fmt,
     fs::File,
     io::{self, BufReader, Read, Write},
     marker::PhantomData,
@@ -17,6 +18,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail, ensure};
+use aws_lc_rs::digest;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -68,6 +70,7 @@ pub struct Writer<T> {
     buffer: Vec<u8>,
     records: u64,
     stored_bytes: u64,
+    digest: Sha256,
     record: PhantomData<T>,
 }
 
@@ -92,6 +95,7 @@ impl<T: IntoBytes + Immutable> Writer<T> {
             buffer: Vec::with_capacity(CHUNK_BYTES + size_of::<T>()),
             records: 0,
             stored_bytes: 0,
+            digest: Sha256::new(),
             record: PhantomData,
         };
         let mut block = Vec::with_capacity(json.len() + 16);
@@ -168,6 +172,7 @@ impl<T: IntoBytes + Immutable> Writer<T> {
         Ok(Written {
             records: self.records,
             bytes: self.stored_bytes,
+            sha256: self.digest.hex(),
         })
     }
 
@@ -179,17 +184,20 @@ impl<T: IntoBytes + Immutable> Writer<T> {
             )
         })?;
         self.stored_bytes += block.len() as u64;
+        self.digest.0.update(block);
         Ok(())
     }
 }
 
-/// Size of a finished recording.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Size and checksum of a finished recording.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
     /// Records stored.
     pub records: u64,
     /// Bytes on disk.
     pub bytes: u64,
+    /// SHA-256 of the file, in hex.
+    pub sha256: String,
 }
 
 /// A recording in memory, with what is known to be missing.
@@ -203,6 +211,8 @@ pub struct Recording<T> {
     pub cut: bool,
     /// Chunks whose checksum failed.
     pub damaged_chunks: u64,
+    /// SHA-256 of the whole source, in hex.
+    pub sha256: String,
 }
 
 impl<T: FromBytes + Immutable> Recording<T> {
@@ -223,6 +233,10 @@ impl<T: FromBytes + Immutable> Recording<T> {
     /// # Errors
     /// As [`Recording::open`].
     pub fn read(mut source: impl Read, kind: StreamKind) -> anyhow::Result<Self> {
+        let mut source = Hashing {
+            source: &mut source,
+            digest: Sha256::new(),
+        };
         let header = read_header(&mut source)?;
         ensure!(
             header.kind == kind && header.record_bytes as usize == size_of::<T>(),
@@ -236,6 +250,7 @@ impl<T: FromBytes + Immutable> Recording<T> {
             records: Vec::new(),
             cut: true,
             damaged_chunks: 0,
+            sha256: String::new(),
         };
         while let Some(block) = read_block(&mut source)? {
             match block {
@@ -254,7 +269,48 @@ impl<T: FromBytes + Immutable> Recording<T> {
                 }
             }
         }
+        // What follows the end mark belongs to the file's checksum all the same.
+        io::copy(&mut source, &mut io::sink())?;
+        recording.sha256 = source.digest.hex();
         Ok(recording)
+    }
+}
+
+/// Hashes what is read through it.
+struct Hashing<'a, R> {
+    source: &'a mut R,
+    digest: Sha256,
+}
+
+impl<R: Read> Read for Hashing<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.source.read(buffer)?;
+        self.digest.0.update(&buffer[..read]);
+        Ok(read)
+    }
+}
+
+/// A checksum under way.
+struct Sha256(digest::Context);
+
+impl Sha256 {
+    fn new() -> Self {
+        Self(digest::Context::new(&digest::SHA256))
+    }
+
+    fn hex(self) -> String {
+        use std::fmt::Write as _;
+        let digest = self.0.finish();
+        digest.as_ref().iter().fold(String::new(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+    }
+}
+
+impl fmt::Debug for Sha256 {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("Sha256")
     }
 }
 
@@ -363,8 +419,12 @@ mod tests {
                 writer.flush().unwrap();
             }
         }
-        assert_eq!(writer.finish().unwrap().records, u64::from(records));
-        std::fs::read(path).unwrap()
+        let written = writer.finish().unwrap();
+        let bytes = std::fs::read(path).unwrap();
+        assert_eq!(written.records, u64::from(records));
+        assert_eq!(written.bytes, bytes.len() as u64);
+        assert_eq!(written.sha256, read(&bytes).unwrap().sha256);
+        bytes
     }
 
     fn read(bytes: &[u8]) -> anyhow::Result<Recording<Raw>> {
@@ -390,6 +450,15 @@ mod tests {
             assert!(recording.records.len() <= 40);
         }
         assert_eq!(read(&whole[..whole.len() - 1]).unwrap().records.len(), 40);
+    }
+
+    #[test]
+    fn what_follows_the_end_mark_changes_the_checksum() {
+        let whole = recorded(40, 10);
+        let longer = [&whole[..], b"more"].concat();
+        let (one, other) = (read(&whole).unwrap(), read(&longer).unwrap());
+        assert_eq!(one.records, other.records);
+        assert_ne!(one.sha256, other.sha256);
     }
 
     #[test]

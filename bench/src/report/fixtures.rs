@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::summary::{
-    ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, Evidence, Lane, LaneMark, LaneSpan,
-    LossSummary, Outlier, Percentiles, SUMMARY_SCHEMA, Summary, SwimLanes, TrialSummary, Verdict,
+    ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, Evidence, HostSummary, Lane, LaneMark,
+    LaneSpan, LossSummary, Outlier, Percentiles, SUMMARY_SCHEMA, Summary, SwimLanes, TrialSummary, Verdict,
 };
 use crate::{
     attribute::ledger::{Ledger, Line, Segment, Side, ThreadLine},
@@ -78,6 +78,19 @@ fn curve(percentiles: &Percentiles) -> Vec<(f64, u64)> {
     }
     curve.push(known[7]);
     curve
+}
+
+fn host(kernel: &str) -> HostSummary {
+    HostSummary {
+        kernel: kernel.to_owned(),
+        machine: "aarch64".to_owned(),
+        cpu_model: Some("Neoverse-V1".to_owned()),
+        cpus_online: 2,
+        cpus: vec![1],
+        clocksource: Some("arch_sys_counter".to_owned()),
+        governor: None,
+        congestion_control: Some("cubic".to_owned()),
+    }
 }
 
 fn arm(shift_ns: u64, tail_ns: u64, first_trial: u32) -> ArmSummary {
@@ -365,6 +378,8 @@ pub(super) fn two_arms() -> Sample {
     let summary = Summary {
         schema: SUMMARY_SCHEMA,
         pqtail: "0.1.0".to_owned(),
+        begun: "2026-11-30T08:00:00Z".to_owned(),
+        hosts: BTreeMap::from([("client", host("6.8.0-aws")), ("server", host("6.1.0-cloud"))]),
         plan: plan(&names),
         status: Status::Complete,
         valid: true,

@@ -406,6 +406,7 @@ fn facts(out: &mut String, summary: &Summary, arms: &[(&str, &ArmSummary)]) {
     let mut fact = |name: &str, value: &str| {
         put!(out, "<dt>{}</dt><dd>{}</dd>", escape(name), escape(value));
     };
+    fact("begun", &summary.begun);
     fact("plan", &text::plan(summary));
     fact(
         "time-out",
@@ -416,6 +417,9 @@ fn facts(out: &mut String, summary: &Summary, arms: &[(&str, &ArmSummary)]) {
         "program",
         &format!("pqtail {}, summary schema {}", summary.pqtail, summary.schema),
     );
+    for (end, host) in &summary.hosts {
+        fact(end, &text::host(host));
+    }
     for (name, arm) in arms {
         let cpu = |ns: Option<u64>| ns.map_or("unknown".to_owned(), text::duration);
         fact(

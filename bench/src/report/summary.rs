@@ -20,8 +20,12 @@ pub struct Summary {
     pub schema: u32,
     /// Version of the program that recorded the run.
     pub pqtail: String,
+    /// When the run began, RFC 3339, UTC.
+    pub begun: String,
     /// What was asked for.
     pub plan: Plan,
+    /// What ran on what, by end: `client`, `server`.
+    pub hosts: BTreeMap<&'static str, HostSummary>,
     /// How the run ended.
     pub status: Status,
     /// Whether all verdicts are good.
@@ -42,6 +46,27 @@ pub struct Summary {
     pub probes: BTreeMap<String, Vec<ProbeStatus>>,
     /// How the two hosts' clocks were brought together.
     pub clock: ClockSummary,
+}
+
+/// One end of the connections; what its host does not tell is absent. The manifest has more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HostSummary {
+    /// `uname -r`.
+    pub kernel: String,
+    /// `uname -m`.
+    pub machine: String,
+    /// CPU model.
+    pub cpu_model: Option<String>,
+    /// CPUs online.
+    pub cpus_online: u32,
+    /// CPUs that the measured threads are pinned to.
+    pub cpus: Vec<u32>,
+    /// Current clocksource.
+    pub clocksource: Option<String>,
+    /// Frequency governor.
+    pub governor: Option<String>,
+    /// Congestion control of TCP.
+    pub congestion_control: Option<String>,
 }
 
 /// One judgement.
@@ -172,7 +197,7 @@ pub struct LossSummary {
     pub bytes: u64,
     /// Records lost, by kind.
     pub lost: BTreeMap<String, u64>,
-    /// Recordings without an end mark, and chunks that failed their checksum.
+    /// Recordings without an end mark, chunks that failed their checksum, and files that are not those of the manifest.
     pub damaged: u64,
     /// CPU time of the drain, ns.
     pub drain_cpu_ns: u64,

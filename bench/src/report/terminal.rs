@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use super::{
-    summary::{Outlier, Summary, SwimLanes},
+    summary::{BudgetRow, Outlier, Summary, SwimLanes},
     text::{self, STATISTICS, Unit},
 };
-use crate::attribute::ledger::Ledger;
+use crate::attribute::ledger::{Ledger, Line};
 
 /// No line is wider, in characters.
 pub const WIDTH: usize = 110;
@@ -16,6 +16,9 @@ const WORST: usize = 10;
 
 /// Lines of an outlier's ledger that are listed.
 const TOP_LINES: usize = 3;
+
+/// Lines below this share of the whole are summed up; summary.json and the page have each.
+const SMALL: f64 = 0.01;
 
 /// The longest arm name, and a gap.
 const NAME_WIDTH: usize = 28;
@@ -50,6 +53,9 @@ pub fn render(summary: &Summary, outliers: &[Outlier], results: &str, colour: bo
     gaps(&mut page, summary);
     page.heading("Run");
     page.wrapped("plan     ", &text::plan(summary));
+    for (end, host) in &summary.hosts {
+        page.wrapped(&format!("{end:<9}"), &text::host(host));
+    }
     page.wrapped("clock    ", &text::clock(summary));
     page.wrapped("results  ", results);
     page.text
@@ -333,13 +339,25 @@ fn decomposition(page: &mut Page, summary: &Summary) {
         let mut lines: Vec<_> = split.lines.iter().map(|(&line, &ns)| (line, ns)).collect();
         lines.sort_by_key(|&(line, ns)| (std::cmp::Reverse(ns.unsigned_abs()), line));
         let most = lines.first().map_or(1, |&(_, ns)| ns.unsigned_abs().max(1));
-        for (line, ns) in lines {
+        let is_small = |&(line, ns): &(&str, i64)| {
+            line != Line::Unexplained.name() && ns.unsigned_abs() as f64 / (most as f64) < SMALL
+        };
+        let (small, shown): (Vec<_>, Vec<_>) = lines.into_iter().partition(is_small);
+        for (line, ns) in shown {
             let length = (ns.unsigned_abs() as f64 / most as f64 * 30.0).round() as usize;
             let mark = if ns < 0 { "\u{2591}" } else { "\u{2588}" };
             page.line(&format!(
                 "  {line:<22}{:>13}  {}",
                 text::difference(ns),
                 mark.repeat(length)
+            ));
+        }
+        if !small.is_empty() {
+            let sum: i64 = small.iter().map(|(_, ns)| ns).sum();
+            page.line(&format!(
+                "  {:<22}{:>13}",
+                format!("{} smaller lines", small.len()),
+                text::difference(sum)
             ));
         }
     }
@@ -366,7 +384,10 @@ fn tail_budget(page: &mut Page, summary: &Summary) {
                 "share"
             ),
         );
-        for row in rows {
+        let is_small =
+            |row: &&BudgetRow| row.outliers == 0 && row.share < SMALL && row.cause != Line::Unexplained;
+        let (small, shown): (Vec<_>, Vec<_>) = rows.iter().partition(is_small);
+        for row in shown {
             let culprits: Vec<_> = row
                 .culprits
                 .iter()
@@ -387,6 +408,14 @@ fn tail_budget(page: &mut Page, summary: &Summary) {
                 }
                 .as_str(),
             );
+        }
+        if !small.is_empty() {
+            page.line(&format!(
+                "  {:<30}{:>13}{:>7}",
+                format!("{} smaller lines", small.len()),
+                text::duration(small.iter().map(|row| row.excess_ns).sum()),
+                text::percent(small.iter().map(|row| row.share).sum())
+            ));
         }
     }
 }

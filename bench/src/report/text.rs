@@ -1,6 +1,6 @@
 //! How figures read, the same in the terminal and on the page.
 
-use super::summary::{ArmSummary, Percentiles, Summary};
+use super::summary::{ArmSummary, HostSummary, Percentiles, Summary};
 use crate::record::manifest::Status;
 
 /// A duration with four significant digits and its unit: `812.4 µs`, `39.10 ms`.
@@ -183,6 +183,29 @@ pub(super) fn clock(summary: &Summary) -> String {
         difference(offset_ns),
         count(clock.handshakes)
     )
+}
+
+/// One end in a line.
+pub(super) fn host(host: &HostSummary) -> String {
+    let cpus: Vec<String> = host.cpus.iter().map(u32::to_string).collect();
+    let mut text = format!(
+        "Linux {} {}, {} CPUs, {}; threads on CPU {}",
+        host.kernel,
+        host.machine,
+        host.cpus_online,
+        host.cpu_model.as_deref().unwrap_or("model not told"),
+        cpus.join(", ")
+    );
+    for (what, value) in [
+        ("clocksource", &host.clocksource),
+        ("governor", &host.governor),
+        ("TCP", &host.congestion_control),
+    ] {
+        if let Some(value) = value {
+            text += &format!(", {what} {value}");
+        }
+    }
+    text
 }
 
 /// What was asked for, in one sentence.

@@ -53,7 +53,10 @@ pub(super) fn legend(out: &mut String) {
         ("irq", "hard interrupt"),
         ("softirq", "softirq"),
         ("steal", "stolen by the hypervisor"),
+        ("throttled", "throttled by a cgroup quota"),
+        ("stopped", "stopped by a signal"),
         ("wire", "on the wire"),
+        ("lost", "lost, to be sent again"),
     ] {
         put!(
             out,
@@ -74,6 +77,9 @@ fn colour(class: &str) -> &'static str {
         "irq" => "#cc79a7",
         "softirq" => "#aa4499",
         "steal" => "#6f5bd6",
+        "throttled" => "#e69f00",
+        "stopped" => "#9c2f2f",
+        "lost" => "#c0392b",
         "wire" => "#8c9aa8",
         _ => "#b9bec4",
     }
@@ -83,7 +89,7 @@ fn colour(class: &str) -> &'static str {
 fn label_class(class: &str) -> &'static str {
     match class {
         "sleep" | "idle" => "t",
-        "run" | "softirq" | "steal" => "on",
+        "run" | "softirq" | "steal" | "stopped" | "lost" => "on",
         _ => "dark",
     }
 }
