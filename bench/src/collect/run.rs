@@ -487,10 +487,16 @@ impl Run {
                     if !self.quiet {
                         show(trial, of, &progress);
                     }
-                    // A dead server makes every further request fail: nothing is left to measure.
-                    if let Some(status) = self.server.child.try_wait()? {
-                        self.load.order(&Order::Stop)?;
-                        bail!("the server died mid-trial ({status}): what was recorded before is kept");
+                    // Without the server every further request fails, without the recorder none has a cause: nothing is
+                    // left to measure.
+                    for agent in [Some(&mut self.server), self.probe.as_mut()].into_iter().flatten() {
+                        if let Some(status) = agent.child.try_wait()? {
+                            self.load.order(&Order::Stop)?;
+                            bail!(
+                                "the {} died mid-trial ({status}): what was recorded before is kept",
+                                agent.name
+                            );
+                        }
                     }
                     if interrupted.load(Ordering::Relaxed) && !stopped {
                         self.load.order(&Order::Stop)?;
