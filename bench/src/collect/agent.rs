@@ -183,11 +183,13 @@ pub fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ctrl-C reaches the whole process group; only the controller decides what it means.
+/// Ctrl-C, and whoever stops a whole group or service, reaches every process; only the controller decides what it means.
 fn ignore_interrupts() {
     use nix::sys::signal::{SigHandler, Signal, signal};
-    // SAFETY: ignoring installs no handler that could run at a bad moment.
-    let _ = unsafe { signal(Signal::SIGINT, SigHandler::SigIgn) };
+    for each in [Signal::SIGINT, Signal::SIGTERM] {
+        // SAFETY: ignoring installs no handler that could run at a bad moment.
+        let _ = unsafe { signal(each, SigHandler::SigIgn) };
+    }
 }
 
 /// Reads orders on a thread of its own, so that a stop is heard while a trial runs.
