@@ -15,7 +15,10 @@ use clap::Parser as _;
 use pqtail::{
     analyze::{Analysis, Story, analyze, explain, slowest_trial},
     cli::{AnalyzeArgs, Cli, ExplainArgs, RunArgs, Verb},
-    collect::{agent, run},
+    collect::{
+        agent,
+        run::{self, RunOptions},
+    },
     publish::publish,
     record::manifest::{Manifest, Status},
     report::{
@@ -62,16 +65,27 @@ fn run_and_report(args: RunArgs) -> anyhow::Result<ExitCode> {
             plan.seed
         );
     }
-    let results = run::run(&options, &interrupted)?;
-    if !quiet {
+    let ended = run_to_end(&options, json, &interrupted);
+    if interrupted.load(Ordering::Relaxed) && !matches!(ended, Ok(Status::Complete)) {
+        // Interrupted early enough, a run has nothing to report; the caller must still learn that it was interrupted.
+        if let Err(error) = ended {
+            eprintln!("pqtail: {error:#}");
+        }
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
+    Ok(match ended? {
+        Status::Complete => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+fn run_to_end(options: &RunOptions, json: bool, interrupted: &AtomicBool) -> anyhow::Result<Status> {
+    let results = run::run(options, interrupted)?;
+    if !options.quiet {
         eprintln!("pqtail: analysing {}", results.display());
     }
     report(&results, json)?;
-    Ok(match Manifest::read(&results)?.status {
-        Status::Complete => ExitCode::SUCCESS,
-        _ if interrupted.load(Ordering::Relaxed) => ExitCode::from(INTERRUPTED),
-        _ => ExitCode::FAILURE,
-    })
+    Ok(Manifest::read(&results)?.status)
 }
 
 fn analyze_again(args: &AnalyzeArgs) -> anyhow::Result<ExitCode> {
