@@ -96,7 +96,8 @@ fn analyze_again(args: &AnalyzeArgs) -> anyhow::Result<ExitCode> {
 /// Analyses the recorded files, publishes what they come to, and prints it.
 fn report(results: &Path, json: bool) -> anyhow::Result<()> {
     let analysis: Analysis = analyze(results)?;
-    publish(results, &analysis)?;
+    // On a full disk, or in a folder of somebody else's, the result can still be read here.
+    let published = publish(results, &analysis);
     let text = if json {
         serde_json::to_string_pretty(&analysis.summary)? + "\n"
     } else {
@@ -108,7 +109,8 @@ fn report(results: &Path, json: bool) -> anyhow::Result<()> {
             colour,
         )
     };
-    print(&text)
+    print(&text)?;
+    published
 }
 
 fn tell(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
