@@ -161,11 +161,11 @@ impl Recorded {
             stream_name::REQUESTS,
             trial.index,
         );
-        if !requests_path.exists() {
+        let record = manifest.trials.iter().find(|record| record.trial == trial);
+        if !has_begun(&requests_path) && record.is_none() {
             return Ok(None);
         }
         let mut damaged = BTreeMap::new();
-        let record = manifest.trials.iter().find(|record| record.trial == trial);
         // What was cut or is damaged differs anyway, and is counted as what it is.
         let mut read = |path: &Path, cut: bool, chunks: u64, sha256: &str, written: Option<&Written>| {
             let whole = !cut && chunks == 0;
@@ -177,26 +177,30 @@ impl Recorded {
                 .to_owned();
             *damaged.entry(folder).or_default() += u64::from(cut) + chunks + u64::from(foreign);
         };
-        let mut requests = Recording::<RequestStamps>::open(&requests_path, StreamKind::Requests)?;
-        let written = record.map(|record| &record.requests);
-        read(
-            &requests_path,
-            requests.cut,
-            requests.damaged_chunks,
-            &requests.sha256,
-            written,
-        );
-        requests
-            .records
-            .sort_unstable_by_key(|each| (each.request, each.start_ns));
-        requests.records.dedup();
+        let mut requests = Vec::new();
+        if has_begun(&requests_path) {
+            let found = Recording::<RequestStamps>::open(&requests_path, StreamKind::Requests)?;
+            let written = record.map(|record| &record.requests);
+            read(
+                &requests_path,
+                found.cut,
+                found.damaged_chunks,
+                &found.sha256,
+                written,
+            );
+            requests = found.records;
+        } else {
+            read(&requests_path, true, 0, "", None);
+        }
+        requests.sort_unstable_by_key(|each| (each.request, each.start_ns));
+        requests.dedup();
         let connections_path = recording(
             &results.join(&manifest.server.stamps),
             stream_name::CONNECTIONS,
             trial.index,
         );
         let mut connections = Vec::new();
-        if connections_path.exists() {
+        if has_begun(&connections_path) {
             let found = Recording::<ConnectionStamps>::open(&connections_path, StreamKind::Connections)?;
             let written = record.map(|record| &record.connections);
             read(
@@ -207,6 +211,8 @@ impl Recorded {
                 written,
             );
             connections = found.records;
+        } else {
+            read(&connections_path, true, 0, "", None);
         }
         let mut kernels = BTreeMap::new();
         for folder in [&manifest.client.kernel, &manifest.server.kernel]
@@ -214,7 +220,12 @@ impl Recorded {
             .flatten()
         {
             let path = recording(&results.join(folder), stream_name::KERNEL, trial.index);
-            if kernels.contains_key(folder) || !path.exists() {
+            if kernels.contains_key(folder) {
+                continue;
+            }
+            if !has_begun(&path) {
+                read(&path, true, 0, "", None);
+                kernels.insert(folder.clone(), Vec::new());
                 continue;
             }
             let found = Recording::<Raw>::open(&path, StreamKind::Kernel)?;
@@ -225,12 +236,17 @@ impl Recorded {
         }
         Ok(Some(Self {
             trial,
-            requests: requests.records,
+            requests,
             connections,
             kernels,
             damaged,
         }))
     }
+}
+
+/// Whether anything was ever written to a recording: a crash may leave an empty file, which is as good as none.
+fn has_begun(path: &Path) -> bool {
+    path.metadata().is_ok_and(|file| file.len() > 0)
 }
 
 /// Records by time, without duplicates. CPUs share one ring, so records come nearly in order; equal times are ordered by

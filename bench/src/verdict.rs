@@ -135,13 +135,18 @@ pub fn judge(facts: &Facts) -> Vec<Verdict> {
             );
         }
     }
+    let damaged = format!("{} recordings damaged, cut or missing", facts.damaged);
+    rule(
+        "records complete",
+        facts.lost == 0 && facts.damaged == 0,
+        if facts.probes {
+            format!("{} lost, {damaged}", facts.lost)
+        } else {
+            damaged
+        },
+        "Requests that overlap a loss are marked incomplete. Raise --ring-mib, or lower --rate.",
+    );
     if facts.probes {
-        rule(
-            "records complete",
-            facts.lost == 0 && facts.damaged == 0,
-            format!("{} lost, {} recordings damaged or cut", facts.lost, facts.damaged),
-            "Requests that overlap a loss are marked incomplete. Raise --ring-mib, or lower --rate.",
-        );
         let error = facts.clock_error_ns;
         rule(
             "clocks aligned",

@@ -489,7 +489,10 @@ impl Run {
                     }
                     // Without the server every further request fails, without the recorder none has a cause: nothing is
                     // left to measure.
-                    for agent in [Some(&mut self.server), self.probe.as_mut()].into_iter().flatten() {
+                    for agent in [Some(&mut self.server), self.probe.as_mut()]
+                        .into_iter()
+                        .flatten()
+                    {
                         if let Some(status) = agent.child.try_wait()? {
                             self.load.order(&Order::Stop)?;
                             bail!(
