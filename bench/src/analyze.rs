@@ -57,8 +57,8 @@ pub struct Analysis {
 pub struct TrialRows {
     /// Which.
     pub trial: Trial,
-    /// Begin of the warm-up, client clock, ns.
-    pub begin_ns: u64,
+    /// Begin of the warm-up, client clock, ns; `None` where no request was recorded.
+    pub begin_ns: Option<u64>,
     /// In order of their numbers.
     pub rows: Vec<Row>,
 }

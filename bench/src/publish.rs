@@ -27,7 +27,7 @@ pub fn publish(results: &Path, analysis: &Analysis) -> anyhow::Result<()> {
     let run_begin_ns = analysis
         .trials
         .iter()
-        .map(|trial| trial.begin_ns)
+        .filter_map(|trial| trial.begin_ns)
         .min()
         .unwrap_or(0);
     let mut intervals = Vec::new();
@@ -40,7 +40,7 @@ pub fn publish(results: &Path, analysis: &Analysis) -> anyhow::Result<()> {
         let latencies: Vec<u64> = measured.filter_map(|row| row.stamps.latency_ns()).collect();
         intervals.push((
             name,
-            trial.begin_ns.saturating_sub(run_begin_ns) + plan.warmup_ns,
+            trial.begin_ns.map_or(0, |ns| ns - run_begin_ns) + plan.warmup_ns,
             latencies,
         ));
     }

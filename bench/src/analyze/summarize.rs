@@ -8,7 +8,7 @@ use crate::{
         cause::mean_band,
         ledger::{Ledger, Line},
     },
-    plan::Arm,
+    plan::{Arm, Plan},
     record::{
         manifest::{Host, Manifest},
         stamps::Outcome,
@@ -143,7 +143,10 @@ pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analy
     let trials = trials
         .into_iter()
         .map(|trial| TrialRows {
-            begin_ns: begins.get(&trial.trial.index).copied().unwrap_or(0),
+            begin_ns: begins
+                .get(&trial.trial.index)
+                .copied()
+                .or_else(|| begin_ns(&trial, &manifest.plan)),
             trial: trial.trial,
             rows: trial.rows,
         })
@@ -155,6 +158,15 @@ pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analy
         lanes,
         trials,
     }
+}
+
+/// A trial that was cut has no entry in the manifest, but its arrivals are the plan's: any request tells its begin.
+fn begin_ns(trial: &TrialAnalysis, plan: &Plan) -> Option<u64> {
+    let stamps = &trial.rows.first()?.stamps;
+    let arrivals_ns = trial.trial.arrivals_ns(plan);
+    stamps
+        .intended_ns
+        .checked_sub(*arrivals_ns.get(stamps.request as usize)?)
 }
 
 impl Pool {
