@@ -551,9 +551,15 @@ pub(super) fn explain(manifest: &Manifest, recorded: Recorded, number: u32) -> a
         .find(|row| row.stamps.request == number)
         .with_context(|| {
             format!(
-                "trial {} has no request {number}: it has {} requests, from 0",
+                "trial {} has no request {number}: {}",
                 joined.trial.index,
-                rows.len()
+                match (rows.first(), rows.last()) {
+                    (Some(first), Some(last)) => format!(
+                        "its requests are {} to {}",
+                        first.stamps.request, last.stamps.request
+                    ),
+                    _ => "none of its requests was recorded".to_owned(),
+                }
             )
         })?;
     let ledger = row.ledger.with_context(|| {
