@@ -50,6 +50,9 @@ pub struct RunOptions {
     pub quiet: bool,
 }
 
+/// A run ends while its disk has this left, so that it can still write how it ended, and the report.
+const DISK_RESERVE_BYTES: u64 = 64 << 20;
+
 /// Which CPU does what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Placement {
@@ -113,9 +116,12 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
                 };
             }
         }
-        if interrupted.load(Ordering::Relaxed) {
+        if let Some(reason) = reason_to_stop(&folder, interrupted) {
+            if !interrupted.load(Ordering::Relaxed) {
+                eprintln!("pqtail: {reason}");
+            }
             manifest.status = Status::Cut {
-                reason: format!("interrupted in trial {}", trial.index),
+                reason: format!("trial {}: {reason}", trial.index),
             };
         }
         let ended = manifest.status.clone();
@@ -131,6 +137,27 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
         }
     }
     Ok(folder)
+}
+
+/// Why a run that goes well must end before its plan does.
+fn reason_to_stop(folder: &Path, interrupted: &AtomicBool) -> Option<String> {
+    if interrupted.load(Ordering::Relaxed) {
+        return Some("interrupted".to_owned());
+    }
+    let free = free_bytes(folder)?;
+    (free < DISK_RESERVE_BYTES).then(|| {
+        format!(
+            "the disk of {} is nearly full ({} MiB left): free some, or name another with --results",
+            folder.display(),
+            free >> 20
+        )
+    })
+}
+
+/// Room on the disk of a folder; `None` where the file system does not say: there the first write that fails does.
+fn free_bytes(folder: &Path) -> Option<u64> {
+    let disk = nix::sys::statvfs::statvfs(folder).ok()?;
+    (disk.blocks() > 0).then(|| disk.blocks_available() * disk.fragment_size())
 }
 
 /// With two CPUs each end has one; with more, the drain has those that are left.
@@ -179,6 +206,15 @@ fn results_folder(options: &RunOptions) -> anyhow::Result<PathBuf> {
         )
     };
     fs::create_dir_all(&options.results).with_context(remedy)?;
+    if let Some(free) = free_bytes(&options.results) {
+        ensure!(
+            free >= DISK_RESERVE_BYTES,
+            "the disk of {} has {} MiB left, a run needs more than {}: free some, or name another with --results",
+            options.results.display(),
+            free >> 20,
+            DISK_RESERVE_BYTES >> 20
+        );
+    }
     let name = format!("{}-{}", utc("+%Y-%m-%d"), options.plan.scenario);
     for number in 1..10_000 {
         let path = options.results.join(if number == 1 {
@@ -321,6 +357,7 @@ struct Run {
     load: Agent,
     server: Agent,
     probe: Option<Agent>,
+    folder: PathBuf,
     kernel_folder: String,
     quiet: bool,
 }
@@ -435,6 +472,7 @@ impl Run {
             load,
             server,
             probe,
+            folder: folder.to_owned(),
             kernel_folder: kernel.display().to_string(),
             quiet: options.quiet,
         })
@@ -501,7 +539,7 @@ impl Run {
                             );
                         }
                     }
-                    if interrupted.load(Ordering::Relaxed) && !stopped {
+                    if !stopped && reason_to_stop(&self.folder, interrupted).is_some() {
                         self.load.order(&Order::Stop)?;
                         stopped = true;
                     }

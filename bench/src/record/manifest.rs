@@ -223,9 +223,17 @@ impl Manifest {
         let beside = results.join("manifest.json.part");
         let mut json = serde_json::to_vec_pretty(self)?;
         json.push(b'\n');
-        fs::write(&beside, json).with_context(|| format!("write {}", beside.display()))?;
-        fs::rename(&beside, &path)
-            .with_context(|| format!("rename {} to {}", beside.display(), path.display()))
+        let written = fs::write(&beside, json)
+            .with_context(|| format!("write {}", beside.display()))
+            .and_then(|()| {
+                fs::rename(&beside, &path)
+                    .with_context(|| format!("rename {} to {}", beside.display(), path.display()))
+            });
+        if written.is_err() {
+            // Half a manifest is of use to nobody; the one before stays.
+            let _ = fs::remove_file(&beside);
+        }
+        written
     }
 }
 

@@ -177,12 +177,16 @@ impl<T: IntoBytes + Immutable> Writer<T> {
     }
 
     fn store(&mut self, block: &[u8]) -> anyhow::Result<()> {
-        self.file.write_all(block).with_context(|| {
-            format!(
-                "write the recording {}: what was stored before stays readable",
-                self.path.display()
-            )
-        })?;
+        if let Err(error) = self.file.write_all(block) {
+            // A torn block is of no use to a reader, and on a full disk its room is to the others.
+            let _ = self.file.set_len(self.stored_bytes);
+            return Err(error).with_context(|| {
+                format!(
+                    "write the recording {}: what was stored before stays readable",
+                    self.path.display()
+                )
+            });
+        }
         self.stored_bytes += block.len() as u64;
         self.digest.0.update(block);
         Ok(())
