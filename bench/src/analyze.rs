@@ -96,26 +96,31 @@ pub fn analyze(results: &Path) -> anyhow::Result<Analysis> {
     Ok(summarize::summarize(manifest, trials))
 }
 
-/// Tells the story of one request of a results folder, outlier or not.
+/// Tells the stories of single requests of a results folder, given by trial and number, outliers or not.
 ///
 /// # Errors
 /// As [`analyze`], or when there is no such request, or it has no latency to explain.
-pub fn explain(results: &Path, trial: u32, request: u32) -> anyhow::Result<Story> {
+pub fn explain(results: &Path, wanted: &[(u32, u32)]) -> anyhow::Result<Vec<Story>> {
     let manifest = Manifest::read(results)?;
-    let planned = manifest.plan.trials();
-    let trial = *planned.get(trial as usize).with_context(|| {
-        format!(
-            "the run has no trial {trial}: its trials are 0 to {}",
-            planned.len() - 1
-        )
-    })?;
-    let recorded = Recorded::open(results, &manifest, trial)?.with_context(|| {
-        format!(
-            "trial {} was not recorded: the run was cut before it",
-            trial.index
-        )
-    })?;
-    trial::explain(&manifest, recorded, request)
+    let trials = manifest.plan.trials();
+    let mut by_trial: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for &(trial, request) in wanted {
+        by_trial.entry(trial).or_default().push(request);
+    }
+    let mut stories = BTreeMap::new();
+    for (number, requests) in by_trial {
+        let trial = *trials.get(number as usize).with_context(|| {
+            format!(
+                "the run has no trial {number}: its trials are 0 to {}",
+                trials.len() - 1
+            )
+        })?;
+        let recorded = Recorded::open(results, &manifest, trial)?
+            .with_context(|| format!("trial {number} was not recorded: the run was cut before it"))?;
+        let told = trial::explain(&manifest, recorded, &requests)?;
+        stories.extend(requests.into_iter().map(|request| (number, request)).zip(told));
+    }
+    Ok(wanted.iter().filter_map(|each| stories.remove(each)).collect())
 }
 
 /// The trial in which the request of this number took longest. Numbers count from 0 in every trial, so a number alone names
@@ -129,7 +134,7 @@ pub fn slowest_trial(results: &Path, request: u32) -> anyhow::Result<u32> {
     for trial in manifest.plan.trials() {
         let folder = results.join(&manifest.client.stamps);
         let path = recording(&folder, stream_name::REQUESTS, trial.index);
-        if !path.exists() {
+        if !has_begun(&path) {
             continue;
         }
         let recorded = Recording::<RequestStamps>::open(&path, StreamKind::Requests)?;

@@ -114,20 +114,16 @@ fn report(results: &Path, json: bool) -> anyhow::Result<()> {
 }
 
 fn tell(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
-    let stories: Vec<Story> = match (args.request, args.trial) {
-        (Some(request), Some(trial)) => vec![explain(&args.results, trial, request)?],
-        (Some(request), None) => {
-            let trial = slowest_trial(&args.results, request)?;
-            vec![explain(&args.results, trial, request)?]
-        }
+    let wanted: Vec<(u32, u32)> = match (args.request, args.trial) {
+        (Some(request), Some(trial)) => vec![(trial, request)],
+        (Some(request), None) => vec![(slowest_trial(&args.results, request)?, request)],
         (None, _) => {
             let analysis = analyze(&args.results)?;
             let worst = analysis.outliers.iter().take(args.top);
-            worst
-                .map(|outlier| explain(&args.results, outlier.trial, outlier.request))
-                .collect::<anyhow::Result<_>>()?
+            worst.map(|outlier| (outlier.trial, outlier.request)).collect()
         }
     };
+    let stories = explain(&args.results, &wanted)?;
     let mut text = String::new();
     for story in &stories {
         text += &if args.json {

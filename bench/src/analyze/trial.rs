@@ -363,6 +363,48 @@ impl<'a> Joined<'a> {
         })
     }
 
+    fn story(&self, rows: &[Row], baseline: &Baseline, number: u32) -> anyhow::Result<Story> {
+        let row = rows
+            .iter()
+            .find(|row| row.stamps.request == number)
+            .with_context(|| {
+                format!(
+                    "trial {} has no request {number}: {}",
+                    self.trial.index,
+                    match (rows.first(), rows.last()) {
+                        (Some(first), Some(last)) => format!(
+                            "its requests are {} to {}",
+                            first.stamps.request, last.stamps.request
+                        ),
+                        _ => "none of its requests was recorded".to_owned(),
+                    }
+                )
+            })?;
+        let ledger = row.ledger.with_context(|| {
+            if row.stamps.latency_ns().is_none() {
+                format!(
+                    "request {number} has no latency to explain: it ended as {:?}",
+                    row.stamps.outcome()
+                )
+            } else {
+                "the kernel was not recorded in this run (--no-probes): there is nothing to explain with"
+                    .to_owned()
+            }
+        })?;
+        let case = self.case(&row.stamps);
+        let chain = self.chain(&row.stamps, &case);
+        let witness = self.witness(&row.stamps, &case, &chain);
+        let mut parts: Vec<Ledger> = vec![Ledger::default(); chain.len()];
+        self.charge(&row.stamps, &chain, |index, charge| {
+            parts[index].charge(charge.line, charge.ns);
+        });
+        Ok(Story {
+            outlier: self.outlier(row, ledger, baseline, witness),
+            lanes: self.lanes(&row.stamps, &case),
+            intervals: chain.into_iter().zip(parts).collect(),
+        })
+    }
+
     /// Every request with its ledger, and the time it spent on environment causes.
     fn rows(&self) -> (Vec<Row>, Vec<u64>) {
         let recorded = self.manifest.client.kernel.is_some();
@@ -543,48 +585,18 @@ fn baseline(sorted: &[(u64, &Row, Ledger)]) -> Baseline {
     Baseline::of(&ledgers)
 }
 
-pub(super) fn explain(manifest: &Manifest, recorded: Recorded, number: u32) -> anyhow::Result<Story> {
+pub(super) fn explain(
+    manifest: &Manifest,
+    recorded: Recorded,
+    numbers: &[u32],
+) -> anyhow::Result<Vec<Story>> {
     let joined = Joined::build(manifest, recorded);
     let (rows, _) = joined.rows();
-    let row = rows
+    let baseline = baseline(&ascending(&rows));
+    numbers
         .iter()
-        .find(|row| row.stamps.request == number)
-        .with_context(|| {
-            format!(
-                "trial {} has no request {number}: {}",
-                joined.trial.index,
-                match (rows.first(), rows.last()) {
-                    (Some(first), Some(last)) => format!(
-                        "its requests are {} to {}",
-                        first.stamps.request, last.stamps.request
-                    ),
-                    _ => "none of its requests was recorded".to_owned(),
-                }
-            )
-        })?;
-    let ledger = row.ledger.with_context(|| {
-        if row.stamps.latency_ns().is_none() {
-            format!(
-                "request {number} has no latency to explain: it ended as {:?}",
-                row.stamps.outcome()
-            )
-        } else {
-            "the kernel was not recorded in this run (--no-probes): there is nothing to explain with"
-                .to_owned()
-        }
-    })?;
-    let case = joined.case(&row.stamps);
-    let chain = joined.chain(&row.stamps, &case);
-    let witness = joined.witness(&row.stamps, &case, &chain);
-    let mut parts: Vec<Ledger> = vec![Ledger::default(); chain.len()];
-    joined.charge(&row.stamps, &chain, |index, charge| {
-        parts[index].charge(charge.line, charge.ns);
-    });
-    Ok(Story {
-        outlier: joined.outlier(row, ledger, &baseline(&ascending(&rows)), witness),
-        lanes: joined.lanes(&row.stamps, &case),
-        intervals: chain.into_iter().zip(parts).collect(),
-    })
+        .map(|&number| joined.story(&rows, &baseline, number))
+        .collect()
 }
 
 /// A run time relative to a request's intended start, ns.
