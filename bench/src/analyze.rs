@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use zerocopy::{FromBytes, Immutable};
 
 use crate::{
     attribute::{ledger::Ledger, story::Interval},
@@ -102,25 +103,33 @@ pub fn analyze(results: &Path) -> anyhow::Result<Analysis> {
 /// As [`analyze`], or when there is no such request, or it has no latency to explain.
 pub fn explain(results: &Path, wanted: &[(u32, u32)]) -> anyhow::Result<Vec<Story>> {
     let manifest = Manifest::read(results)?;
-    let trials = manifest.plan.trials();
     let mut by_trial: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for &(trial, request) in wanted {
         by_trial.entry(trial).or_default().push(request);
     }
     let mut stories = BTreeMap::new();
     for (number, requests) in by_trial {
-        let trial = *trials.get(number as usize).with_context(|| {
-            format!(
-                "the run has no trial {number}: its trials are 0 to {}",
-                trials.len() - 1
-            )
-        })?;
+        let trial = planned(&manifest, number)?;
         let recorded = Recorded::open(results, &manifest, trial)?
             .with_context(|| format!("trial {number} was not recorded: the run was cut before it"))?;
         let told = trial::explain(&manifest, recorded, &requests)?;
         stories.extend(requests.into_iter().map(|request| (number, request)).zip(told));
     }
     Ok(wanted.iter().filter_map(|each| stories.remove(each)).collect())
+}
+
+/// The trial with this number.
+///
+/// # Errors
+/// When the plan has no such trial.
+pub fn planned(manifest: &Manifest, trial: u32) -> anyhow::Result<Trial> {
+    let trials = manifest.plan.trials();
+    trials.get(trial as usize).copied().with_context(|| {
+        format!(
+            "the run has no trial {trial}: its trials are 0 to {}",
+            trials.len() - 1
+        )
+    })
 }
 
 /// The trial in which the request of this number took longest. Numbers count from 0 in every trial, so a number alone names
@@ -170,33 +179,12 @@ impl Recorded {
         if !has_begun(&requests_path) && record.is_none() {
             return Ok(None);
         }
-        let mut damaged = BTreeMap::new();
-        // What was cut or is damaged differs anyway, and is counted as what it is.
-        let mut read = |path: &Path, cut: bool, chunks: u64, sha256: &str, written: Option<&Written>| {
-            let whole = !cut && chunks == 0;
-            let foreign = whole && written.is_some_and(|written| written.sha256 != sha256);
-            let folder = path
-                .parent()
-                .and_then(|p| p.strip_prefix(results).ok())
-                .unwrap_or(path)
-                .to_owned();
-            *damaged.entry(folder).or_default() += u64::from(cut) + chunks + u64::from(foreign);
+        let mut intake = Intake {
+            results,
+            damaged: BTreeMap::new(),
         };
-        let mut requests = Vec::new();
-        if has_begun(&requests_path) {
-            let found = Recording::<RequestStamps>::open(&requests_path, StreamKind::Requests)?;
-            let written = record.map(|record| &record.requests);
-            read(
-                &requests_path,
-                found.cut,
-                found.damaged_chunks,
-                &found.sha256,
-                written,
-            );
-            requests = found.records;
-        } else {
-            read(&requests_path, true, 0, "", None);
-        }
+        let written = record.map(|record| &record.requests);
+        let mut requests: Vec<RequestStamps> = intake.read(&requests_path, StreamKind::Requests, written)?;
         requests.sort_unstable_by_key(|each| (each.request, each.start_ns));
         requests.dedup();
         let connections_path = recording(
@@ -204,48 +192,60 @@ impl Recorded {
             stream_name::CONNECTIONS,
             trial.index,
         );
-        let mut connections = Vec::new();
-        if has_begun(&connections_path) {
-            let found = Recording::<ConnectionStamps>::open(&connections_path, StreamKind::Connections)?;
-            let written = record.map(|record| &record.connections);
-            read(
-                &connections_path,
-                found.cut,
-                found.damaged_chunks,
-                &found.sha256,
-                written,
-            );
-            connections = found.records;
-        } else {
-            read(&connections_path, true, 0, "", None);
-        }
+        let written = record.map(|record| &record.connections);
+        let connections = intake.read(&connections_path, StreamKind::Connections, written)?;
         let mut kernels = BTreeMap::new();
         for folder in [&manifest.client.kernel, &manifest.server.kernel]
             .into_iter()
             .flatten()
         {
-            let path = recording(&results.join(folder), stream_name::KERNEL, trial.index);
             if kernels.contains_key(folder) {
                 continue;
             }
-            if !has_begun(&path) {
-                read(&path, true, 0, "", None);
-                kernels.insert(folder.clone(), Vec::new());
-                continue;
-            }
-            let found = Recording::<Raw>::open(&path, StreamKind::Kernel)?;
+            let path = recording(&results.join(folder), stream_name::KERNEL, trial.index);
             let kernel = record.and_then(|record| record.kernel.get(&folder.display().to_string()));
             let written = kernel.map(|kernel| &kernel.written);
-            read(&path, found.cut, found.damaged_chunks, &found.sha256, written);
-            kernels.insert(folder.clone(), in_order(found.records));
+            let records = intake.read(&path, StreamKind::Kernel, written)?;
+            kernels.insert(folder.clone(), in_order(records));
         }
         Ok(Some(Self {
             trial,
             requests,
             connections,
             kernels,
-            damaged,
+            damaged: intake.damaged,
         }))
+    }
+}
+
+/// Reads recordings and counts what is wrong with them, by folder.
+struct Intake<'a> {
+    results: &'a Path,
+    damaged: BTreeMap<PathBuf, u64>,
+}
+
+impl Intake<'_> {
+    /// A file that is missing, cut, damaged, or not the one that the manifest tells of, counts as damage.
+    fn read<T: FromBytes + Immutable>(
+        &mut self,
+        path: &Path,
+        kind: StreamKind,
+        written: Option<&Written>,
+    ) -> anyhow::Result<Vec<T>> {
+        let (records, damage) = if has_begun(path) {
+            let found = Recording::<T>::open(path, kind)?;
+            let damage = u64::from(found.cut) + found.damaged_chunks;
+            // What is cut or damaged differs anyway.
+            let is_foreign = written.is_some_and(|written| written.sha256 != found.sha256);
+            (found.records, damage.max(u64::from(is_foreign)))
+        } else {
+            (Vec::new(), 1)
+        };
+        let folder = path
+            .parent()
+            .and_then(|parent| parent.strip_prefix(self.results).ok());
+        *self.damaged.entry(folder.unwrap_or(path).to_owned()).or_default() += damage;
+        Ok(records)
     }
 }
 

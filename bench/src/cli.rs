@@ -112,8 +112,9 @@ pub struct ExplainArgs {
     /// One request by its number in its trial, outlier or not.
     #[arg(long)]
     pub request: Option<u32>,
-    /// The trial of --request [default: where the request of that number took longest].
-    #[arg(long, requires = "request")]
+    /// The trial of --request [default: where the request of that number took longest]; without --request, outliers of this
+    /// trial only.
+    #[arg(long)]
     pub trial: Option<u32>,
     /// Print outliers as JSON lines instead of stories.
     #[arg(long)]

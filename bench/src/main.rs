@@ -13,7 +13,7 @@ use std::{
 use anyhow::Context as _;
 use clap::Parser as _;
 use pqtail::{
-    analyze::{Analysis, Story, analyze, explain, slowest_trial},
+    analyze::{Analysis, Story, analyze, explain, planned, slowest_trial},
     cli::{AnalyzeArgs, Cli, ExplainArgs, RunArgs, Verb},
     collect::{
         agent,
@@ -114,12 +114,16 @@ fn report(results: &Path, json: bool) -> anyhow::Result<()> {
 }
 
 fn tell(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
-    let wanted: Vec<(u32, u32)> = match (args.request, args.trial) {
-        (Some(request), Some(trial)) => vec![(trial, request)],
-        (Some(request), None) => vec![(slowest_trial(&args.results, request)?, request)],
-        (None, _) => {
+    let wanted: Vec<(u32, u32)> = match (args.trial, args.request) {
+        (Some(trial), Some(request)) => vec![(trial, request)],
+        (None, Some(request)) => vec![(slowest_trial(&args.results, request)?, request)],
+        (_, None) => {
             let analysis = analyze(&args.results)?;
-            let worst = analysis.outliers.iter().take(args.top);
+            if let Some(trial) = args.trial {
+                planned(&analysis.manifest, trial)?;
+            }
+            let of_trial = |outlier: &&Outlier| args.trial.is_none_or(|trial| trial == outlier.trial);
+            let worst = analysis.outliers.iter().filter(of_trial).take(args.top);
             worst.map(|outlier| (outlier.trial, outlier.request)).collect()
         }
     };
