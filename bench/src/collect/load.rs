@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use tokio::{io::unix::AsyncFd, net::TcpStream, sync::Notify};
 
 use super::{
+    deadlines::Deadlines,
     exchange::{READ_BYTES, REQUEST, is_whole_response, plain_bytes},
     tls::{Expected, client_config, expected, server_name},
     worker::{
@@ -351,6 +352,8 @@ struct Context {
     local: Cell<u32>,
     expected: Expected,
     buffer: ReadBuffer,
+    requests: Rc<Deadlines>,
+    closings: Rc<Deadlines>,
     under_way: Cell<u64>,
     idle: Notify,
 }
@@ -358,12 +361,16 @@ struct Context {
 async fn run_job(mut job: Job, tid: u32) -> anyhow::Result<()> {
     let arrivals = std::mem::take(&mut job.arrivals);
     let timer = Timer::new()?;
+    let (requests, _sweep) = Deadlines::start(job.timeout);
+    let (closings, _sweep_closings) = Deadlines::start(CLOSE_WAIT);
     let context = Rc::new(Context {
         expected: expected(job.arm),
         job,
         tid,
         local: Cell::new(0),
         buffer: ReadBuffer::new(),
+        requests,
+        closings,
         under_way: Cell::new(0),
         idle: Notify::new(),
     });
@@ -407,14 +414,14 @@ async fn one(context: Rc<Context>, number: u32, at_ns: u64) {
         },
         ..RequestStamps::default()
     };
-    let result = tokio::time::timeout(job.timeout, exchange(&context, &mut stamps)).await;
+    let result = context.requests.within(exchange(&context, &mut stamps)).await;
     stamps.outcome = match result {
-        Ok(Ok(outcome)) => outcome,
-        Ok(Err(error)) => {
+        Some(Ok(outcome)) => outcome,
+        Some(Err(error)) => {
             stamps.errno = error.raw_os_error().unwrap_or(0) as u16;
             outcome_of(&error)
         }
-        Err(_) => Outcome::Timeout,
+        None => Outcome::Timeout,
     } as u8;
     stamps.closed_ns = now().0;
     if job.stamps.try_send(stamps).is_err() {
@@ -454,7 +461,7 @@ async fn exchange(context: &Context, stamps: &mut RequestStamps) -> io::Result<O
     let end = async {
         while matches!(read_some(&mut stream, &context.buffer, READ_BYTES).await, Ok(read) if read > 0) {}
     };
-    if tokio::time::timeout(CLOSE_WAIT, end).await.is_err() {
+    if context.closings.within(end).await.is_none() {
         stream.set_zero_linger()?;
     }
     Ok(outcome)

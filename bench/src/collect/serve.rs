@@ -23,6 +23,7 @@ use tokio::{
 };
 
 use super::{
+    deadlines::Deadlines,
     exchange::{READ_BYTES, RESPONSE, plain_bytes},
     host::thread_cpu_ns,
     tls::{Identity, server_config},
@@ -233,6 +234,12 @@ struct Worker {
     stopped: watch::Receiver<bool>,
 }
 
+/// What all connections of a worker share.
+struct OfWorker {
+    buffer: ReadBuffer,
+    closings: Rc<Deadlines>,
+}
+
 impl Worker {
     /// `ready` hears the worker's thread id once it listens, or why it does not.
     fn run(&self, cpu: u32, ready: &SyncSender<anyhow::Result<u32>>) {
@@ -245,7 +252,12 @@ impl Worker {
             }
         };
         runtime.block_on(async {
-            let listening = self.listen();
+            let (closings, _sweep) = Deadlines::start(CLOSE_WAIT);
+            let of_worker = Rc::new(OfWorker {
+                buffer: ReadBuffer::new(),
+                closings,
+            });
+            let listening = self.listen(&of_worker);
             let is_listening = listening.is_ok();
             let _ = ready.send(listening.map(|()| tid));
             if is_listening {
@@ -256,8 +268,7 @@ impl Worker {
         });
     }
 
-    fn listen(&self) -> anyhow::Result<()> {
-        let buffer = Rc::new(ReadBuffer::new());
+    fn listen(&self, of_worker: &Rc<OfWorker>) -> anyhow::Result<()> {
         for &(arm, port) in &self.settings.ports {
             let listener = listen(SocketAddr::new(self.settings.address, port))?;
             let config = server_config(arm, &self.settings.identity)?;
@@ -266,7 +277,7 @@ impl Worker {
                 config,
                 self.stamps.clone(),
                 Arc::clone(&self.shared),
-                Rc::clone(&buffer),
+                Rc::clone(of_worker),
             ));
         }
         Ok(())
@@ -296,7 +307,7 @@ async fn accept(
     config: Option<Arc<ServerConfig>>,
     sink: SyncSender<ConnectionStamps>,
     shared: Arc<Shared>,
-    buffer: Rc<ReadBuffer>,
+    of_worker: Rc<OfWorker>,
 ) {
     let tid = nix::unistd::gettid().as_raw().cast_unsigned();
     let local = listener.local_addr().map_or(0, |address| folded(address.ip()));
@@ -318,11 +329,11 @@ async fn accept(
         };
         shared.open.fetch_add(1, Ordering::AcqRel);
         let (config, sink, shared) = (config.clone(), sink.clone(), Arc::clone(&shared));
-        let buffer = Rc::clone(&buffer);
+        let of_worker = Rc::clone(&of_worker);
         tokio::task::spawn_local(async move {
             let result = match config {
-                Some(config) => serve_tls(stream, config, &buffer, &mut stamps).await,
-                None => serve_plain(stream, &buffer, &mut stamps).await,
+                Some(config) => serve_tls(stream, config, &of_worker, &mut stamps).await,
+                None => serve_plain(stream, &of_worker, &mut stamps).await,
             };
             stamps.outcome = result.unwrap_or_else(|error| outcome_of(&error)) as u8;
             stamps.closed_ns = now().0;
@@ -344,7 +355,7 @@ fn outcome_of(error: &io::Error) -> Outcome {
 async fn serve_tls(
     mut stream: TcpStream,
     config: Arc<ServerConfig>,
-    buffer: &ReadBuffer,
+    of_worker: &OfWorker,
     stamps: &mut ConnectionStamps,
 ) -> io::Result<Outcome> {
     stream.set_nodelay(true)?;
@@ -354,7 +365,7 @@ async fn serve_tls(
     let mut out = Vec::with_capacity(READ_BYTES / 4);
     let mut request = Vec::with_capacity(512);
     loop {
-        let read = read_some(&mut stream, buffer, READ_BYTES).await?;
+        let read = read_some(&mut stream, &of_worker.buffer, READ_BYTES).await?;
         let read_ns = now().0;
         if read == 0 {
             return Ok(Outcome::Closed);
@@ -363,7 +374,7 @@ async fn serve_tls(
             stamps.first_byte_ns = read_ns;
         }
         stamps.bytes_in += read as u32;
-        let is_accepted = process(&mut tls, &buffer.bytes(read))?;
+        let is_accepted = process(&mut tls, &of_worker.buffer.bytes(read))?;
         // An alert of ours must still go out, so that the client learns why.
         send(&stream, &mut tls, &mut out, stamps).await?;
         if !is_accepted {
@@ -400,7 +411,7 @@ async fn serve_tls(
     tls.send_close_notify();
     send(&stream, &mut tls, &mut out, stamps).await?;
     stamps.response_written_ns = now().0;
-    close(stream, buffer).await;
+    close(stream, of_worker).await;
     Ok(Outcome::Ok)
 }
 
@@ -430,33 +441,41 @@ async fn send(
 }
 
 /// Sends FIN first, so that TIME_WAIT falls on this side and the client's port is free at once, then waits for the client's.
-async fn close(mut stream: TcpStream, buffer: &ReadBuffer) {
+async fn close(mut stream: TcpStream, of_worker: &OfWorker) {
     if stream.shutdown().await.is_ok() {
         let end = async {
-            while matches!(read_some(&mut stream, buffer, READ_BYTES).await, Ok(read) if read > 0) {}
+            while matches!(read_some(&mut stream, &of_worker.buffer, READ_BYTES).await, Ok(read) if read > 0)
+            {
+            }
         };
-        let _ = tokio::time::timeout(CLOSE_WAIT, end).await;
+        of_worker.closings.within(end).await;
     }
 }
 
 /// The control without cryptography: the same flights in bytes, nothing computed.
 async fn serve_plain(
     mut stream: TcpStream,
-    buffer: &ReadBuffer,
+    of_worker: &OfWorker,
     stamps: &mut ConnectionStamps,
 ) -> io::Result<Outcome> {
     stream.set_nodelay(true)?;
-    stamps.first_byte_ns = read_flight(&mut stream, buffer, plain_bytes::CLIENT_HELLO, stamps).await?;
+    stamps.first_byte_ns =
+        read_flight(&mut stream, &of_worker.buffer, plain_bytes::CLIENT_HELLO, stamps).await?;
     write_all(&stream, &[0; plain_bytes::SERVER_FLIGHT]).await?;
     stamps.flight_written_ns = now().0;
-    stamps.finished_read_ns =
-        read_flight(&mut stream, buffer, plain_bytes::FINISHED_AND_REQUEST, stamps).await?;
+    stamps.finished_read_ns = read_flight(
+        &mut stream,
+        &of_worker.buffer,
+        plain_bytes::FINISHED_AND_REQUEST,
+        stamps,
+    )
+    .await?;
     stamps.handshake_done_ns = stamps.finished_read_ns;
     stamps.request_read_ns = stamps.finished_read_ns;
     write_all(&stream, &[0; plain_bytes::RESPONSE]).await?;
     stamps.response_written_ns = now().0;
     stamps.bytes_out = (plain_bytes::SERVER_FLIGHT + plain_bytes::RESPONSE) as u32;
-    close(stream, buffer).await;
+    close(stream, of_worker).await;
     Ok(Outcome::Ok)
 }
 
