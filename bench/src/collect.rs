@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod btf;
+mod deadlines;
 pub mod drain;
 pub mod exchange;
 pub mod host;

@@ -21,13 +21,15 @@ use anyhow::{Context as _, anyhow, bail};
 use hdrhistogram::Histogram;
 use rustls::{ClientConfig, ClientConnection, HandshakeKind};
 use serde::{Deserialize, Serialize};
-use tokio::{io::unix::AsyncFd, net::TcpStream, sync::Notify, task::LocalSet};
+use tokio::{io::unix::AsyncFd, net::TcpStream, sync::Notify};
 
 use super::{
+    deadlines::Deadlines,
     exchange::{READ_BYTES, REQUEST, is_whole_response, plain_bytes},
     tls::{Expected, client_config, expected, server_name},
     worker::{
-        POLL, POLLS_PER_FLUSH, STAMPS_WAITING_MAX, folded, own_cpu_ns, pin, read_some, runtime, write_all,
+        POLL, POLLS_PER_FLUSH, ReadBuffer, STAMPS_WAITING_MAX, folded, own_cpu_ns, pin, read_some, runtime,
+        write_all,
     },
 };
 use crate::{
@@ -331,9 +333,12 @@ fn work(cpu: u32, ready: &SyncSender<anyhow::Result<u32>>, jobs: &Receiver<Job>)
     while let Ok(job) = jobs.recv() {
         let ended = job.ended.clone();
         let before = own_cpu_ns();
-        let result = LocalSet::new().block_on(&runtime, run_job(job, tid));
-        if let Err(error) = result {
-            eprintln!("pqtail: load worker on CPU {cpu}: {error:#}");
+        // Spawned, because the future that `block_on` itself drives is woken through an eventfd.
+        let result = runtime.block_on(async { tokio::task::spawn_local(run_job(job, tid)).await });
+        match result {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => eprintln!("pqtail: load worker on CPU {cpu}: {error:#}"),
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
         // The controller may have given up meanwhile.
         let _ = ended.send(own_cpu_ns() - before);
@@ -346,6 +351,9 @@ struct Context {
     tid: u32,
     local: Cell<u32>,
     expected: Expected,
+    buffer: ReadBuffer,
+    requests: Rc<Deadlines>,
+    closings: Rc<Deadlines>,
     under_way: Cell<u64>,
     idle: Notify,
 }
@@ -353,11 +361,16 @@ struct Context {
 async fn run_job(mut job: Job, tid: u32) -> anyhow::Result<()> {
     let arrivals = std::mem::take(&mut job.arrivals);
     let timer = Timer::new()?;
+    let (requests, _sweep) = Deadlines::start(job.timeout);
+    let (closings, _sweep_closings) = Deadlines::start(CLOSE_WAIT);
     let context = Rc::new(Context {
         expected: expected(job.arm),
         job,
         tid,
         local: Cell::new(0),
+        buffer: ReadBuffer::new(),
+        requests,
+        closings,
         under_way: Cell::new(0),
         idle: Notify::new(),
     });
@@ -401,14 +414,14 @@ async fn one(context: Rc<Context>, number: u32, at_ns: u64) {
         },
         ..RequestStamps::default()
     };
-    let result = tokio::time::timeout(job.timeout, exchange(&context, &mut stamps)).await;
+    let result = context.requests.within(exchange(&context, &mut stamps)).await;
     stamps.outcome = match result {
-        Ok(Ok(outcome)) => outcome,
-        Ok(Err(error)) => {
+        Some(Ok(outcome)) => outcome,
+        Some(Err(error)) => {
             stamps.errno = error.raw_os_error().unwrap_or(0) as u16;
             outcome_of(&error)
         }
-        Err(_) => Outcome::Timeout,
+        None => Outcome::Timeout,
     } as u8;
     stamps.closed_ns = now().0;
     if job.stamps.try_send(stamps).is_err() {
@@ -432,7 +445,7 @@ fn outcome_of(error: &io::Error) -> Outcome {
 }
 
 async fn exchange(context: &Context, stamps: &mut RequestStamps) -> io::Result<Outcome> {
-    let stream = TcpStream::connect(context.job.server).await?;
+    let mut stream = TcpStream::connect(context.job.server).await?;
     stamps.connected_ns = now().0;
     let local = stream.local_addr()?;
     if context.local.get() == 0 {
@@ -441,13 +454,14 @@ async fn exchange(context: &Context, stamps: &mut RequestStamps) -> io::Result<O
     (stamps.local, stamps.local_port) = (context.local.get(), local.port());
     stream.set_nodelay(true)?;
     let outcome = match &context.job.config {
-        Some(config) => over_tls(context, &stream, Arc::clone(config), stamps).await,
-        None => over_plain(&stream, stamps).await,
+        Some(config) => over_tls(context, &mut stream, Arc::clone(config), stamps).await,
+        None => over_plain(context, &mut stream, stamps).await,
     }?;
     // The server closes first, so that TIME_WAIT falls on its side; a reset takes its place if it does not.
-    let mut rest = [0; 256];
-    let end = async { while matches!(read_some(&stream, &mut rest).await, Ok(read) if read > 0) {} };
-    if tokio::time::timeout(CLOSE_WAIT, end).await.is_err() {
+    let end = async {
+        while matches!(read_some(&mut stream, &context.buffer, READ_BYTES).await, Ok(read) if read > 0) {}
+    };
+    if context.closings.within(end).await.is_none() {
         stream.set_zero_linger()?;
     }
     Ok(outcome)
@@ -455,21 +469,20 @@ async fn exchange(context: &Context, stamps: &mut RequestStamps) -> io::Result<O
 
 async fn over_tls(
     context: &Context,
-    stream: &TcpStream,
+    stream: &mut TcpStream,
     config: Arc<ClientConfig>,
     stamps: &mut RequestStamps,
 ) -> io::Result<Outcome> {
     let Ok(mut tls) = ClientConnection::new(config, server_name()) else {
         return Ok(Outcome::Tls);
     };
-    let mut buffer = [0; READ_BYTES];
     let mut out = Vec::with_capacity(READ_BYTES / 4);
     send(stream, &mut tls, &mut out, stamps).await?;
     stamps.client_hello_written_ns = now().0;
     // Parsed while the server works.
     stamps.offered_shares = offered_shares(&out);
     while tls.is_handshaking() {
-        let read = read_some(stream, &mut buffer).await?;
+        let read = read_some(stream, &context.buffer, READ_BYTES).await?;
         if stamps.first_server_byte_ns == 0 {
             stamps.first_server_byte_ns = now().0;
         }
@@ -477,14 +490,10 @@ async fn over_tls(
             return Ok(Outcome::Closed);
         }
         stamps.bytes_in += read as u32;
-        let mut bytes = &buffer[..read];
-        while !bytes.is_empty() {
-            tls.read_tls(&mut bytes)?;
-            if tls.process_new_packets().is_err() {
-                // The alert tells the server why; whether it arrives makes no difference here.
-                let _ = send(stream, &mut tls, &mut out, stamps).await;
-                return Ok(Outcome::Tls);
-            }
+        if !process(&mut tls, &context.buffer.bytes(read))? {
+            // The alert tells the server why; whether it arrives makes no difference here.
+            let _ = send(stream, &mut tls, &mut out, stamps).await;
+            return Ok(Outcome::Tls);
         }
         // A second ClientHello after a HelloRetryRequest. The Finished waits for the request, to go out in one write.
         if tls.is_handshaking() && tls.wants_write() {
@@ -514,18 +523,14 @@ async fn over_tls(
     let mut response = [0; 512];
     let mut have = 0;
     loop {
-        let read = read_some(stream, &mut buffer).await?;
+        let read = read_some(stream, &context.buffer, READ_BYTES).await?;
         let read_ns = now().0;
         if read == 0 {
             return Ok(Outcome::Closed);
         }
         stamps.bytes_in += read as u32;
-        let mut bytes = &buffer[..read];
-        while !bytes.is_empty() {
-            tls.read_tls(&mut bytes)?;
-            if tls.process_new_packets().is_err() {
-                return Ok(Outcome::Tls);
-            }
+        if !process(&mut tls, &context.buffer.bytes(read))? {
+            return Ok(Outcome::Tls);
         }
         match tls.reader().read(&mut response[have..]) {
             Ok(plain) => have += plain,
@@ -545,6 +550,17 @@ async fn over_tls(
     }
 }
 
+/// Hands received bytes to TLS; whether it took them.
+fn process(tls: &mut ClientConnection, mut bytes: &[u8]) -> io::Result<bool> {
+    while !bytes.is_empty() {
+        tls.read_tls(&mut bytes)?;
+        if tls.process_new_packets().is_err() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 async fn send(
     stream: &TcpStream,
     tls: &mut ClientConnection,
@@ -560,31 +576,35 @@ async fn send(
 }
 
 /// The control without cryptography: the same flights in bytes, nothing computed.
-async fn over_plain(stream: &TcpStream, stamps: &mut RequestStamps) -> io::Result<Outcome> {
-    let mut buffer = [0; READ_BYTES];
+async fn over_plain(
+    context: &Context,
+    stream: &mut TcpStream,
+    stamps: &mut RequestStamps,
+) -> io::Result<Outcome> {
     write_all(stream, &[0; plain_bytes::CLIENT_HELLO]).await?;
     stamps.client_hello_written_ns = now().0;
     stamps.first_server_byte_ns =
-        read_flight(stream, &mut buffer, plain_bytes::SERVER_FLIGHT, stamps).await?;
+        read_flight(stream, &context.buffer, plain_bytes::SERVER_FLIGHT, stamps).await?;
     stamps.handshake_done_ns = now().0;
     write_all(stream, &[0; plain_bytes::FINISHED_AND_REQUEST]).await?;
     stamps.request_written_ns = now().0;
     stamps.bytes_out = (plain_bytes::CLIENT_HELLO + plain_bytes::FINISHED_AND_REQUEST) as u32;
-    stamps.first_response_byte_ns = read_flight(stream, &mut buffer, plain_bytes::RESPONSE, stamps).await?;
+    stamps.first_response_byte_ns =
+        read_flight(stream, &context.buffer, plain_bytes::RESPONSE, stamps).await?;
     stamps.done_ns = now().0;
     Ok(Outcome::Ok)
 }
 
 /// Reads so many bytes; returns when the first came.
 async fn read_flight(
-    stream: &TcpStream,
-    buffer: &mut [u8],
+    stream: &mut TcpStream,
+    buffer: &ReadBuffer,
     bytes: usize,
     stamps: &mut RequestStamps,
 ) -> io::Result<u64> {
     let (mut have, mut first_ns) = (0, 0);
     while have < bytes {
-        let read = read_some(stream, &mut buffer[..bytes - have]).await?;
+        let read = read_some(stream, buffer, bytes - have).await?;
         if first_ns == 0 {
             first_ns = now().0;
         }
@@ -670,16 +690,10 @@ impl Timer {
         if result != 0 {
             return Err(io::Error::last_os_error()).context("set a timer");
         }
-        loop {
-            let mut guard = self.0.readable().await?;
-            let mut count = [0u8; 8];
-            match guard.try_io(|fd| nix::unistd::read(fd.get_ref(), &mut count).map_err(io::Error::from)) {
-                Ok(read) => {
-                    read?;
-                    return Ok(());
-                }
-                Err(_would_block) => {}
-            }
+        // Each setting makes a new edge, so the count of expirations need not be read.
+        while now() < at {
+            self.0.readable().await?.clear_ready();
         }
+        Ok(())
     }
 }

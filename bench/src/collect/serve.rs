@@ -4,6 +4,7 @@ use std::{
     io::{self, Read as _, Write as _},
     net::{IpAddr, SocketAddr},
     path::Path,
+    rc::Rc,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -19,14 +20,16 @@ use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpSocket, TcpStream},
     sync::watch,
-    task::LocalSet,
 };
 
 use super::{
+    deadlines::Deadlines,
     exchange::{READ_BYTES, RESPONSE, plain_bytes},
     host::thread_cpu_ns,
     tls::{Identity, server_config},
-    worker::{POLL, POLLS_PER_FLUSH, STAMPS_WAITING_MAX, folded, pin, read_some, runtime, write_all},
+    worker::{
+        POLL, POLLS_PER_FLUSH, ReadBuffer, STAMPS_WAITING_MAX, folded, pin, read_some, runtime, write_all,
+    },
 };
 use crate::{
     clock::now,
@@ -231,6 +234,12 @@ struct Worker {
     stopped: watch::Receiver<bool>,
 }
 
+/// What all connections of a worker share.
+struct OfWorker {
+    buffer: ReadBuffer,
+    closings: Rc<Deadlines>,
+}
+
 impl Worker {
     /// `ready` hears the worker's thread id once it listens, or why it does not.
     fn run(&self, cpu: u32, ready: &SyncSender<anyhow::Result<u32>>) {
@@ -242,8 +251,13 @@ impl Worker {
                 return;
             }
         };
-        LocalSet::new().block_on(&runtime, async {
-            let listening = self.listen();
+        runtime.block_on(async {
+            let (closings, _sweep) = Deadlines::start(CLOSE_WAIT);
+            let of_worker = Rc::new(OfWorker {
+                buffer: ReadBuffer::new(),
+                closings,
+            });
+            let listening = self.listen(&of_worker);
             let is_listening = listening.is_ok();
             let _ = ready.send(listening.map(|()| tid));
             if is_listening {
@@ -254,7 +268,7 @@ impl Worker {
         });
     }
 
-    fn listen(&self) -> anyhow::Result<()> {
+    fn listen(&self, of_worker: &Rc<OfWorker>) -> anyhow::Result<()> {
         for &(arm, port) in &self.settings.ports {
             let listener = listen(SocketAddr::new(self.settings.address, port))?;
             let config = server_config(arm, &self.settings.identity)?;
@@ -263,6 +277,7 @@ impl Worker {
                 config,
                 self.stamps.clone(),
                 Arc::clone(&self.shared),
+                Rc::clone(of_worker),
             ));
         }
         Ok(())
@@ -292,6 +307,7 @@ async fn accept(
     config: Option<Arc<ServerConfig>>,
     sink: SyncSender<ConnectionStamps>,
     shared: Arc<Shared>,
+    of_worker: Rc<OfWorker>,
 ) {
     let tid = nix::unistd::gettid().as_raw().cast_unsigned();
     let local = listener.local_addr().map_or(0, |address| folded(address.ip()));
@@ -313,10 +329,11 @@ async fn accept(
         };
         shared.open.fetch_add(1, Ordering::AcqRel);
         let (config, sink, shared) = (config.clone(), sink.clone(), Arc::clone(&shared));
+        let of_worker = Rc::clone(&of_worker);
         tokio::task::spawn_local(async move {
             let result = match config {
-                Some(config) => serve_tls(stream, config, &mut stamps).await,
-                None => serve_plain(stream, &mut stamps).await,
+                Some(config) => serve_tls(stream, config, &of_worker, &mut stamps).await,
+                None => serve_plain(stream, &of_worker, &mut stamps).await,
             };
             stamps.outcome = result.unwrap_or_else(|error| outcome_of(&error)) as u8;
             stamps.closed_ns = now().0;
@@ -336,19 +353,19 @@ fn outcome_of(error: &io::Error) -> Outcome {
 }
 
 async fn serve_tls(
-    stream: TcpStream,
+    mut stream: TcpStream,
     config: Arc<ServerConfig>,
+    of_worker: &OfWorker,
     stamps: &mut ConnectionStamps,
 ) -> io::Result<Outcome> {
     stream.set_nodelay(true)?;
     let Ok(mut tls) = ServerConnection::new(config) else {
         return Ok(Outcome::Tls);
     };
-    let mut buffer = [0; READ_BYTES];
     let mut out = Vec::with_capacity(READ_BYTES / 4);
     let mut request = Vec::with_capacity(512);
     loop {
-        let read = read_some(&stream, &mut buffer).await?;
+        let read = read_some(&mut stream, &of_worker.buffer, READ_BYTES).await?;
         let read_ns = now().0;
         if read == 0 {
             return Ok(Outcome::Closed);
@@ -357,15 +374,11 @@ async fn serve_tls(
             stamps.first_byte_ns = read_ns;
         }
         stamps.bytes_in += read as u32;
-        let mut bytes = &buffer[..read];
-        while !bytes.is_empty() {
-            tls.read_tls(&mut bytes)?;
-            let processed = tls.process_new_packets();
-            // An alert of ours must still go out, so that the client learns why.
-            send(&stream, &mut tls, &mut out, stamps).await?;
-            if processed.is_err() {
-                return Ok(Outcome::Tls);
-            }
+        let is_accepted = process(&mut tls, &of_worker.buffer.bytes(read))?;
+        // An alert of ours must still go out, so that the client learns why.
+        send(&stream, &mut tls, &mut out, stamps).await?;
+        if !is_accepted {
+            return Ok(Outcome::Tls);
         }
         if tls.is_handshaking() {
             stamps.flight_written_ns = now().0;
@@ -398,8 +411,19 @@ async fn serve_tls(
     tls.send_close_notify();
     send(&stream, &mut tls, &mut out, stamps).await?;
     stamps.response_written_ns = now().0;
-    close(stream, &mut buffer).await;
+    close(stream, of_worker).await;
     Ok(Outcome::Ok)
+}
+
+/// Hands received bytes to TLS; whether it took them.
+fn process(tls: &mut ServerConnection, mut bytes: &[u8]) -> io::Result<bool> {
+    while !bytes.is_empty() {
+        tls.read_tls(&mut bytes)?;
+        if tls.process_new_packets().is_err() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 async fn send(
@@ -417,41 +441,54 @@ async fn send(
 }
 
 /// Sends FIN first, so that TIME_WAIT falls on this side and the client's port is free at once, then waits for the client's.
-async fn close(mut stream: TcpStream, buffer: &mut [u8]) {
+async fn close(mut stream: TcpStream, of_worker: &OfWorker) {
     if stream.shutdown().await.is_ok() {
-        let end = async { while matches!(read_some(&stream, buffer).await, Ok(read) if read > 0) {} };
-        let _ = tokio::time::timeout(CLOSE_WAIT, end).await;
+        let end = async {
+            while matches!(read_some(&mut stream, &of_worker.buffer, READ_BYTES).await, Ok(read) if read > 0)
+            {
+            }
+        };
+        of_worker.closings.within(end).await;
     }
 }
 
 /// The control without cryptography: the same flights in bytes, nothing computed.
-async fn serve_plain(stream: TcpStream, stamps: &mut ConnectionStamps) -> io::Result<Outcome> {
+async fn serve_plain(
+    mut stream: TcpStream,
+    of_worker: &OfWorker,
+    stamps: &mut ConnectionStamps,
+) -> io::Result<Outcome> {
     stream.set_nodelay(true)?;
-    let mut buffer = [0; READ_BYTES];
-    stamps.first_byte_ns = read_flight(&stream, &mut buffer, plain_bytes::CLIENT_HELLO, stamps).await?;
+    stamps.first_byte_ns =
+        read_flight(&mut stream, &of_worker.buffer, plain_bytes::CLIENT_HELLO, stamps).await?;
     write_all(&stream, &[0; plain_bytes::SERVER_FLIGHT]).await?;
     stamps.flight_written_ns = now().0;
-    stamps.finished_read_ns =
-        read_flight(&stream, &mut buffer, plain_bytes::FINISHED_AND_REQUEST, stamps).await?;
+    stamps.finished_read_ns = read_flight(
+        &mut stream,
+        &of_worker.buffer,
+        plain_bytes::FINISHED_AND_REQUEST,
+        stamps,
+    )
+    .await?;
     stamps.handshake_done_ns = stamps.finished_read_ns;
     stamps.request_read_ns = stamps.finished_read_ns;
     write_all(&stream, &[0; plain_bytes::RESPONSE]).await?;
     stamps.response_written_ns = now().0;
     stamps.bytes_out = (plain_bytes::SERVER_FLIGHT + plain_bytes::RESPONSE) as u32;
-    close(stream, &mut buffer).await;
+    close(stream, of_worker).await;
     Ok(Outcome::Ok)
 }
 
 /// Reads so many bytes; returns when the first came.
 async fn read_flight(
-    stream: &TcpStream,
-    buffer: &mut [u8],
+    stream: &mut TcpStream,
+    buffer: &ReadBuffer,
     bytes: usize,
     stamps: &mut ConnectionStamps,
 ) -> io::Result<u64> {
     let (mut have, mut first_ns) = (0, 0);
     while have < bytes {
-        let read = read_some(stream, &mut buffer[..bytes - have]).await?;
+        let read = read_some(stream, buffer, bytes - have).await?;
         if first_ns == 0 {
             first_ns = now().0;
         }

@@ -1,12 +1,19 @@
 //! What load generator and server workers have in common: a pinned thread with a runtime of its own.
 
-use std::{io, net::IpAddr};
+use std::{cell::RefCell, future::poll_fn, io, net::IpAddr, pin::Pin, task::ready};
 
 use anyhow::Context as _;
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::{Pid, gettid},
 };
+use tokio::{
+    io::{AsyncRead as _, ReadBuf},
+    net::TcpStream,
+    runtime::{Builder, LocalOptions, LocalRuntime},
+};
+
+use super::exchange::READ_BYTES;
 
 /// Stamps that may wait for the recording thread, per worker: several seconds at full speed.
 pub(super) const STAMPS_WAITING_MAX: usize = 1 << 16;
@@ -28,12 +35,29 @@ pub(super) fn pin(cpu: u32) -> anyhow::Result<u32> {
 }
 
 /// A runtime whose tasks all live on the calling thread.
-pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread()
+///
+/// Not a `LocalSet` on another runtime: there every wake-up of a task also writes to an eventfd, which the next wait then
+/// returns for.
+pub(super) fn runtime() -> anyhow::Result<LocalRuntime> {
+    Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        .build()
+        .build_local(LocalOptions::default())
         .context("start a runtime")
+}
+
+/// What a worker reads into, one for all its connections: each is done with it before it waits again.
+pub(super) struct ReadBuffer(RefCell<Box<[u8]>>);
+
+impl ReadBuffer {
+    pub(super) fn new() -> Self {
+        Self(RefCell::new(vec![0; READ_BYTES].into()))
+    }
+
+    /// What the last read brought.
+    pub(super) fn bytes(&self, read: usize) -> std::cell::Ref<'_, [u8]> {
+        std::cell::Ref::map(self.0.borrow(), |buffer| &buffer[..read])
+    }
 }
 
 /// CPU time of the calling thread, ns.
@@ -62,7 +86,7 @@ pub(super) fn folded(address: IpAddr) -> u32 {
 }
 
 /// Writes all of the bytes, waiting where the socket's buffer is full.
-pub(super) async fn write_all(stream: &tokio::net::TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+pub(super) async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match stream.try_write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -74,13 +98,18 @@ pub(super) async fn write_all(stream: &tokio::net::TcpStream, mut bytes: &[u8]) 
     Ok(())
 }
 
-/// Reads what is there, waiting for at least one byte; 0 at the end of the stream.
-pub(super) async fn read_some(stream: &tokio::net::TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
-    loop {
-        stream.readable().await?;
-        match stream.try_read(buffer) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            other => return other,
-        }
-    }
+/// Reads what is there, at most `bytes_max`, waiting for at least one byte; 0 at the end of the stream.
+pub(super) async fn read_some(
+    stream: &mut TcpStream,
+    buffer: &ReadBuffer,
+    bytes_max: usize,
+) -> io::Result<usize> {
+    // Unlike `try_read`, `poll_read` knows a short read for the last, and saves the call that would find nothing.
+    poll_fn(|context| {
+        let mut buffer = buffer.0.borrow_mut();
+        let mut read = ReadBuf::new(&mut buffer[..bytes_max]);
+        ready!(Pin::new(&mut *stream).poll_read(context, &mut read))?;
+        Ok(read.filled().len()).into()
+    })
+    .await
 }
