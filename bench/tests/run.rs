@@ -204,6 +204,12 @@ fn stories_are_told_and_unknown_requests_answered_with_those_there_are() {
             worst.stdout
         );
     }
+    let one = explain(&["--trial", "1"]);
+    assert!(
+        one.stdout.contains(" of trial 1 ") && !one.stdout.contains(" of trial 0 "),
+        "{}",
+        one.stdout
+    );
     let any = explain(&["--trial", "0", "--request", "110"]);
     for said in [
         &heading(0, 110),
@@ -231,7 +237,7 @@ fn stories_are_told_and_unknown_requests_answered_with_those_there_are() {
         ),
         (&["--trial", "2", "--request", "0"], ["trial 2", "0 to 1"]),
         (&["--request", "1000000"], ["1000000", "from 0"]),
-        (&["--trial", "1"], ["--trial", "--request"]),
+        (&["--trial", "2"], ["trial 2", "0 to 1"]),
     ] {
         explain(arguments).refused(&said);
     }
