@@ -57,6 +57,8 @@ pub mod kind {
     pub const WRITE_TIMER: u8 = 17;
     /// [`Beat`](super::Beat) of the per-CPU perf cpu-clock.
     pub const BEAT: u8 = 18;
+    /// [`Rename`](super::Rename): a thread gets another name, by itself or by an exec (`task_rename`).
+    pub const RENAME: u8 = 19;
     /// [`Loss`](super::Loss): records of one kind that could not be stored. Written by the drain.
     pub const LOSS: u8 = 31;
 }
@@ -223,6 +225,23 @@ pub struct Beat {
     pub reserved: [u64; 5],
 }
 
+/// A thread gets another name. A name in a [`Switch`] is the one at that time; a thread that stays on its CPU is only named
+/// here.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Rename {
+    /// When, on which CPU, and which thread did it.
+    pub head: Head,
+    /// The new name, NUL padded.
+    pub comm: [u8; 16],
+    /// The thread that gets it.
+    pub target_tid: u32,
+    /// Its process.
+    pub target_tgid: u32,
+    /// Zero.
+    pub reserved: [u64; 3],
+}
+
 /// Records of one kind that one CPU could not store. `head.cpu` lost them; `head.at_ns` ends the window.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -244,7 +263,7 @@ macro_rules! assert_record {
         const _: () = assert!(size_of::<$name>() == RECORD_BYTES && align_of::<$name>() == 8);
     )* };
 }
-assert_record!(Switch, Wake, Span, Packet, Socket, Beat, Loss);
+assert_record!(Switch, Wake, Span, Packet, Socket, Beat, Rename, Loss);
 
 /// Where members lie in the running kernel's structs, in bytes; resolved by name from its BTF.
 ///
@@ -355,3 +374,56 @@ pub const CPU_WORDS: usize = 16;
 
 /// Words in the port filter map: one bit a port.
 pub const PORT_WORDS: u32 = 1024;
+
+/// Values of [`DropOrder::segment`] and [`Dropped::segment`].
+pub mod segment {
+    /// No segment.
+    pub const NONE: u32 = 0;
+    /// SYN without ACK.
+    pub const SYN: u32 = 1;
+    /// SYN with ACK.
+    pub const SYN_ACK: u32 = 2;
+    /// Payload, and neither SYN nor RST.
+    pub const DATA: u32 = 3;
+}
+
+/// How many segments one dropper can lose in its life: each has a place in a table of this size.
+pub const DROPS_MAX: u32 = 1024;
+
+/// Which segments the dropper loses. User space writes it, the program only reads it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct DropOrder {
+    /// Number of the order. Under one order each pair of ports loses one segment, so that what is sent again passes.
+    pub round: u32,
+    /// Only segments of at least so many bytes of TCP payload.
+    pub payload_min: u32,
+    /// Ends when the dropper has lost so many segments since it was loaded.
+    pub until: u32,
+    /// Source or destination port, host order; 0 for any.
+    pub port: u16,
+    /// Zero.
+    pub reserved: u16,
+    /// A value of [`segment`]. The last member: the program reads it first, user space writes it last.
+    pub segment: u32,
+}
+
+/// One segment that the dropper has lost.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Dropped {
+    /// When, `CLOCK_MONOTONIC` ns.
+    pub at_ns: u64,
+    /// TCP sequence number.
+    pub sequence: u32,
+    /// TCP payload bytes.
+    pub payload_bytes: u32,
+    /// Source port, host order.
+    pub source_port: u16,
+    /// Destination port, host order.
+    pub destination_port: u16,
+    /// A value of [`segment`].
+    pub segment: u32,
+}
+
+const _: () = assert!(size_of::<DropOrder>() == 20 && size_of::<Dropped>() == 24);

@@ -7,6 +7,7 @@
 // The program macros hand the context over by value.
 #![allow(clippy::needless_pass_by_value)]
 
+mod drop;
 mod emit;
 mod interrupts;
 mod packets;

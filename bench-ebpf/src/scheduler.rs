@@ -2,11 +2,11 @@
 
 use aya_ebpf::{
     EbpfContext,
-    helpers::{bpf_get_current_comm, bpf_get_smp_processor_id},
+    helpers::{bpf_get_current_comm, bpf_get_smp_processor_id, bpf_probe_read_kernel_str_bytes},
     macros::{btf_tracepoint, perf_event},
     programs::{BtfTracePointContext, PerfEventContext},
 };
-use pqtail_common::{ABSENT, Beat, Head, Switch, Wake, flag, kind};
+use pqtail_common::{ABSENT, Beat, Head, Rename, Switch, Wake, flag, kind};
 
 use crate::{
     emit::{emit, head, with_steal},
@@ -112,6 +112,26 @@ fn wake(ctx: &BtfTracePointContext, kind: u8, destination: Option<u32>) -> i32 {
     record.waker_comm = bpf_get_current_comm().unwrap_or([0; 16]);
     with_steal(&mut record.head, &mut record.steal_ns);
     emit(kind, &record);
+    0
+}
+
+/// `(task_struct *task, const char *comm)`, with the old name still in the task. On every CPU: whoever gets a name here may
+/// run on a recorded one next.
+#[btf_tracepoint(function = "task_rename")]
+fn task_rename(ctx: BtfTracePointContext) -> i32 {
+    let task: u64 = ctx.arg(0);
+    let comm: u64 = ctx.arg(1);
+    let mut record = Rename {
+        head: head(&ctx, kind::RENAME),
+        target_tid: typed(task, offset!(task_pid)),
+        target_tgid: typed(task, offset!(task_tgid)),
+        ..zeroed()
+    };
+    // SAFETY: the helper checks the address itself, and writes no more than the array holds.
+    if unsafe { bpf_probe_read_kernel_str_bytes(comm as *const u8, &mut record.comm) }.is_err() {
+        return 0;
+    }
+    emit(kind::RENAME, &record);
     0
 }
 

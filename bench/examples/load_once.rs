@@ -135,6 +135,7 @@ fn serve(common: &Common) -> anyhow::Result<()> {
         ports: vec![(common.arm, common.address.port())],
         cpus: vec![common.cpu],
         identity: read_identity(&common.identity)?,
+        faults: None,
     })?;
     let recording = recording_path("serve");
     let before = cpu_us()?;

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::{
     collect::run::RunOptions,
     plan::{Arm, Arrivals, Plan},
+    truth::{Case, TruthOptions},
 };
 
 /// Kernel-aware A/B benchmark of TLS 1.3 key exchanges: every request in the tail gets its kernel-level cause.
@@ -27,6 +28,8 @@ pub enum Verb {
     Analyze(AnalyzeArgs),
     /// Tell the stories of single requests, interval by interval and cause by cause.
     Explain(ExplainArgs),
+    /// Inject known culprits into real runs, and score how often the attribution names them (needs root).
+    Truth(TruthArgs),
     /// One role of a run, told what to do on stdin.
     #[command(hide = true)]
     Agent,
@@ -86,6 +89,9 @@ pub struct RunArgs {
     /// Print summary.json instead of tables.
     #[arg(long)]
     pub json: bool,
+    /// File of faults for the server to commit on order, as the truth suite makes it.
+    #[arg(long, hide = true)]
+    pub faults: Option<PathBuf>,
     /// No progress on stderr.
     #[arg(long)]
     pub quiet: bool,
@@ -121,6 +127,55 @@ pub struct ExplainArgs {
     pub json: bool,
 }
 
+/// Flags of `truth`.
+#[derive(Debug, Args)]
+pub struct TruthArgs {
+    /// Cases to run [default: all].
+    #[arg(long, value_delimiter = ',')]
+    pub cases: Vec<Case>,
+    /// Measured part of each trial; a case has one trial per arm.
+    #[arg(long, default_value = "10s", value_parser = humantime::parse_duration)]
+    pub duration: Duration,
+    /// Requests per second.
+    #[arg(long, default_value_t = 200.0)]
+    pub rate: f64,
+    /// Seed of the order of cases and the times of injections; drawn anew and printed if absent.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Keep the cases' results in this folder.
+    #[arg(long)]
+    pub keep: Option<PathBuf>,
+    /// Fail if a cause's precision or recall is below this share.
+    #[arg(long)]
+    pub demand: Option<f64>,
+    /// Print the report as JSON instead of tables.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl TruthArgs {
+    /// As the suite takes them.
+    #[must_use]
+    pub fn options(&self) -> TruthOptions {
+        TruthOptions {
+            cases: if self.cases.is_empty() {
+                Case::all()
+            } else {
+                self.cases.clone()
+            },
+            duration: self.duration,
+            rate_hz: self.rate,
+            seed: self.seed.unwrap_or_else(drawn_seed),
+            keep: self.keep.clone(),
+        }
+    }
+}
+
+/// 53 bits, so that no JSON reader rounds it.
+fn drawn_seed() -> u64 {
+    rand::random::<u64>() >> 11
+}
+
 fn ring_mib(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(mib) if mib.is_power_of_two() && mib <= 1024 => Ok(mib),
@@ -145,8 +200,7 @@ impl RunArgs {
                 duration_ns: ns(self.duration),
                 warmup_ns: ns(self.warmup),
                 arrivals: self.arrivals,
-                // 53 bits, so that no JSON reader rounds it.
-                seed: self.seed.unwrap_or_else(|| rand::random::<u64>() >> 11),
+                seed: self.seed.unwrap_or_else(drawn_seed),
                 timeout_ns: ns(self.timeout),
                 probes: !self.no_probes,
             },
@@ -157,6 +211,7 @@ impl RunArgs {
             port: self.port,
             heartbeat_ns: ns(self.heartbeat),
             ring_bytes: self.ring_mib << 20,
+            faults: self.faults,
             quiet: self.quiet,
         }
     }

@@ -5,6 +5,7 @@ pub mod btf;
 mod deadlines;
 pub mod drain;
 pub mod exchange;
+pub mod fault;
 pub mod host;
 pub mod link;
 pub mod load;

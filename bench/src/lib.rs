@@ -34,6 +34,8 @@ pub mod analyze;
 
 pub mod publish;
 
+pub mod truth;
+
 pub mod cli;
 
 pub mod report;

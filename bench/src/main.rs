@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use pqtail::{
     analyze::{Analysis, Story, analyze, explain, planned, slowest_trial},
-    cli::{AnalyzeArgs, Cli, ExplainArgs, RunArgs, Verb},
+    cli::{AnalyzeArgs, Cli, ExplainArgs, RunArgs, TruthArgs, Verb},
     collect::{
         agent,
         run::{self, RunOptions},
@@ -25,6 +25,7 @@ use pqtail::{
         summary::Outlier,
         terminal::{self, Stretch},
     },
+    truth,
 };
 
 /// What a shell reports for a command that Ctrl-C ended.
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Verb::Run(args) => run_and_report(args),
         Verb::Analyze(args) => analyze_again(&args),
         Verb::Explain(args) => tell(&args),
+        Verb::Truth(args) => try_truth(&args),
         Verb::Agent => agent::run().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
@@ -44,16 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn run_and_report(args: RunArgs) -> anyhow::Result<ExitCode> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // A second signal ends it at once; the kernel then takes the children along.
-        signal_hook::flag::register_conditional_shutdown(
-            signal,
-            INTERRUPTED.into(),
-            Arc::clone(&interrupted),
-        )?;
-        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
-    }
+    let interrupted = interruptible()?;
     let (json, quiet) = (args.json, args.quiet);
     let options = args.options();
     if !quiet {
@@ -76,6 +69,44 @@ fn run_and_report(args: RunArgs) -> anyhow::Result<ExitCode> {
     Ok(match ended? {
         Status::Complete => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
+    })
+}
+
+/// Becomes true at the first Ctrl-C.
+fn interruptible() -> anyhow::Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // A second signal ends it at once; the kernel then takes the children along.
+        signal_hook::flag::register_conditional_shutdown(
+            signal,
+            INTERRUPTED.into(),
+            Arc::clone(&interrupted),
+        )?;
+        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
+    }
+    Ok(interrupted)
+}
+
+fn try_truth(args: &TruthArgs) -> anyhow::Result<ExitCode> {
+    let interrupted = interruptible()?;
+    let report = truth::run(&args.options(), &interrupted)?;
+    let text = if args.json {
+        serde_json::to_string_pretty(&report)? + "\n"
+    } else {
+        report.text()
+    };
+    print(&text)?;
+    let short = args
+        .demand
+        .map(|least| report.short_of(least))
+        .unwrap_or_default();
+    for each in &short {
+        eprintln!("pqtail: short of what is demanded: {each}");
+    }
+    Ok(if short.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 

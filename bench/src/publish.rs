@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use crate::{
     analyze::Analysis,
     report::{
-        export::{HistogramInterval, histogram_log, outliers_jsonl, requests_parquet, summary_json},
+        export::{HistogramInterval, histogram_log, outliers_jsonl, page, requests_parquet, summary_json},
         html,
     },
 };
@@ -22,7 +22,7 @@ pub fn publish(results: &Path, analysis: &Analysis) -> anyhow::Result<()> {
     outliers_jsonl(&results.join("outliers.jsonl"), &analysis.outliers)?;
     let report = results.join("report.html");
     let html = html::render(&analysis.summary, &analysis.outliers, &analysis.lanes);
-    fs::write(&report, html).with_context(|| format!("write {}", report.display()))?;
+    page(&report, &html)?;
     let plan = &analysis.summary.plan;
     let run_begin_ns = analysis
         .trials

@@ -66,6 +66,7 @@ fn run(plan: &Plan, ports: &[(Arm, u16)], served: Option<Vec<(Arm, u16)>>) -> Ra
             ports,
             cpus: vec![0],
             identity,
+            faults: None,
         })
         .unwrap()
     });
@@ -217,6 +218,7 @@ fn a_taken_port_is_named_with_a_remedy() {
         ports: vec![(Arm::X25519, port)],
         cpus: vec![0],
         identity,
+        faults: None,
     };
     let error = format!("{:#}", Server::start(&settings).unwrap_err());
     assert!(

@@ -33,7 +33,7 @@ use pqtail::{
         stream::{Recording, StreamKind},
     },
 };
-use pqtail_common::{Beat, Head, Loss, Packet, RECORD_BYTES, Socket, Span, Switch, Wake, flag, kind};
+use pqtail_common::{Beat, Head, Loss, Packet, RECORD_BYTES, Rename, Socket, Span, Switch, Wake, flag, kind};
 use zerocopy::FromBytes;
 
 /// Longer than any condition takes on a loaded machine; only a failure waits for it.
@@ -909,4 +909,26 @@ fn misuse_and_a_full_disk_are_errors_and_the_drain_lives_on() {
     assert!(drain.begin_trial(&path, 2).is_err(), "one at a time");
     drain.end_trial().expect("end");
     assert!(!open(&path).cut);
+}
+
+#[test]
+fn a_thread_that_names_itself_without_leaving_its_cpu_is_named() {
+    let Some(_alone) = privileged("a_thread_that_names_itself_without_leaving_its_cpu_is_named") else {
+        return;
+    };
+    let mut tid = 0;
+    let trial = record(&settings(), &[], || {
+        let named = thread::Builder::new().name("pq-named".to_owned());
+        tid = named.spawn(own_tid).expect("a thread").join().expect("its id");
+    });
+    let names: Vec<_> = trial
+        .of::<Rename>(&[kind::RENAME])
+        .into_iter()
+        .filter(|each| each.target_tid == tid)
+        .collect();
+    let [rename] = names[..] else {
+        panic!("one name was given: {names:?}")
+    };
+    assert_eq!(&rename.comm, b"pq-named\0\0\0\0\0\0\0\0");
+    assert_eq!(rename.target_tgid, std::process::id());
 }

@@ -113,6 +113,7 @@ impl Names<'_> {
             Detail::Hypervisor => "hypervisor".to_owned(),
             Detail::Quota => "cgroup CPU quota".to_owned(),
             Detail::State(state) => return (state & 0x4 != 0).then(|| "stop signal".to_owned()),
+            Detail::AsleepForOther(_) => "other requests of the same thread".to_owned(),
             Detail::IdleCpu | Detail::Nobody => return None,
         })
     }
@@ -180,8 +181,12 @@ impl<'a> Witness<'a> {
             (Line::Thread(_, ThreadLine::Blocked), Detail::State(state), _) => {
                 format!("thread asleep (state {state:#x}) in the middle of its work")
             }
+            (Line::Thread(_, ThreadLine::Blocked), Detail::AsleepForOther(state), _) => {
+                format!("thread asleep (state {state:#x}) in the middle of another request's work")
+            }
             (Line::Thread(_, ThreadLine::Stopped), ..) => "thread stopped by a signal".to_owned(),
             (Line::Thread(_, ThreadLine::Wakeup), ..) => format!("{cpu}idle while the thread was due"),
+            (Line::DelayedAck, ..) => "the rest waited in the socket; the timer's ACK released it".to_owned(),
             (Line::Retransmit(_), ..) => "sent again after this wait".to_owned(),
             (Line::Network, ..) => "under way".to_owned(),
             (Line::Unexplained, ..) => "no record covers this".to_owned(),

@@ -41,6 +41,8 @@ pub enum Detail {
     IdleCpu,
     /// `TASK_*` state bits of the sleep.
     State(u32),
+    /// The same, of a sleep in the middle of another request's work.
+    AsleepForOther(u32),
 }
 
 /// Some time on some line.
@@ -171,6 +173,7 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
     };
     let (side, view) = match interval.owner {
         Owner::Wire => return sink(whole(Line::Network)),
+        Owner::Held => return sink(whole(Line::DelayedAck)),
         Owner::Lost(segment) => return sink(whole(Line::Retransmit(segment))),
         Owner::Unknown => return sink(whole(Line::Unexplained)),
         Owner::Waiting { side, .. } | Owner::Active { side, .. } | Owner::Stack { side, .. } => match side {
@@ -199,7 +202,7 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
             thread(side, view, tid, request, (from, to), Some(cpu), &mut meter);
         }
         Owner::Active { tid, .. } => thread(side, view, tid, request, (from, to), None, &mut meter),
-        Owner::Wire | Owner::Lost(_) | Owner::Unknown => unreachable!("charged whole above"),
+        Owner::Wire | Owner::Held | Owner::Lost(_) | Owner::Unknown => unreachable!("charged whole above"),
     }
     if meter.left_ns > 0 {
         let (ns, start) = (meter.left_ns, interval.start);
@@ -292,17 +295,35 @@ fn thread(
                 }
                 // Its packet is in, or its timer is due, and nobody has woken it: what does that CPU do instead?
                 Some(arrived_cpu) => {
-                    let cpu = arrived_cpu.unwrap_or(cpu);
-                    for stretch in view.cpus.between(cpu, stay.start_ns, stay.end_ns) {
-                        if stretch.doing == Doing::Idle {
-                            let (start, end) = (stretch.start_ns, stretch.end_ns);
-                            meter.charge(line(ThreadLine::Wakeup), start, end, Some(cpu), Detail::IdleCpu);
-                        } else {
-                            interrupted(side, cpu, stretch, meter);
-                        }
+                    let mut at = stay.start_ns;
+                    let arrived_cpu = arrived_cpu.unwrap_or(cpu);
+                    for work in view.active.between(tid, stay.start_ns, stay.end_ns) {
+                        unwoken(side, view, arrived_cpu, (at, work.start_ns), meter);
+                        // It sleeps in the middle of another request's work, and this one has to wait for that.
+                        meter.charge(
+                            line(ThreadLine::Blocked),
+                            work.start_ns,
+                            work.end_ns,
+                            Some(cpu),
+                            Detail::AsleepForOther(state),
+                        );
+                        at = work.end_ns;
                     }
+                    unwoken(side, view, arrived_cpu, (at, stay.end_ns), meter);
                 }
             },
+        }
+    }
+}
+
+/// The thread is due and nobody has woken it: what does the CPU do that ought to?
+fn unwoken(side: Side, view: HostView<'_>, cpu: u32, (from, to): (u64, u64), meter: &mut Meter<'_>) {
+    for stretch in view.cpus.between(cpu, from, to) {
+        if stretch.doing == Doing::Idle {
+            let line = Line::Thread(side, ThreadLine::Wakeup);
+            meter.charge(line, stretch.start_ns, stretch.end_ns, Some(cpu), Detail::IdleCpu);
+        } else {
+            interrupted(side, cpu, stretch, meter);
         }
     }
 }

@@ -36,6 +36,8 @@ pub enum Owner {
     },
     /// Under way.
     Wire,
+    /// Written, and held back by the sender until the other end's delayed acknowledgement.
+    Held,
     /// Lost under way, waiting to be sent again.
     Lost(Segment),
     /// The records do not say.
@@ -138,7 +140,17 @@ pub fn intervals(
                 );
             }
             (What::Flight(number), Some(before)) if before.from != crossing.from => {
-                turn(&mut chain, request, connection, alignment, before, out, number);
+                // What was written before the acknowledgement came was nobody's work any more.
+                let written = written(request, connection, crossing.from, number);
+                let held = crossing
+                    .delayed_ack
+                    .filter(|came| written.is_some_and(|at| at <= *came));
+                let worked = match (held, written) {
+                    (Some(_), Some(at)) => sent(crossing, at),
+                    _ => out,
+                };
+                turn(&mut chain, request, connection, alignment, before, worked, number);
+                chain.to(out, "held back until the delayed ACK", Owner::Held);
             }
             // A flight of the server that no flight of the client called for: who held it is not known.
             _ => chain.to(out, "unprompted flight", Owner::Unknown),
@@ -236,6 +248,22 @@ fn turn(
         // Read before all of it had arrived: the rest was taken up inside, and a sleep there is a wait for it.
         _ => chain.to(out, names.1, Owner::Waiting { side, tid, cpu }),
     }
+}
+
+/// When the write of this flight returned, on its writer's clock.
+fn written(
+    request: &RequestStamps,
+    connection: Option<&ConnectionStamps>,
+    from: From,
+    number: u32,
+) -> Option<HostNs> {
+    let ns = match (from, number) {
+        (From::Client, 1) => request.client_hello_written_ns,
+        (From::Client, _) => request.request_written_ns,
+        (From::Server, 1) => connection?.flight_written_ns,
+        (From::Server, _) => connection?.response_written_ns,
+    };
+    (ns > 0).then_some(HostNs(ns))
 }
 
 fn first_after(stamps: &[u64], at: HostNs) -> Option<HostNs> {

@@ -64,6 +64,8 @@ pub enum Order {
         cpus: Vec<u32>,
         /// Certificate and key.
         identity: Identity,
+        /// File of faults to commit on order, for the truth suite.
+        faults: Option<PathBuf>,
         /// Folder for recordings.
         folder: PathBuf,
     },
@@ -262,6 +264,7 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
                 ports,
                 cpus,
                 identity,
+                faults,
                 folder: path,
             },
             _,
@@ -272,6 +275,7 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
                 ports,
                 cpus,
                 identity,
+                faults,
             })?;
             let tids = server.worker_tids();
             *role = Role::Serve(server, path);

@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::Context as _;
 use procfs::Current as _;
 
 use super::btf;
@@ -97,6 +98,19 @@ pub fn facts() -> HostFacts {
             .unwrap_or_default(),
         drop_reasons: btf::open().map(|btf| btf::drop_reasons(&btf)).unwrap_or_default(),
     }
+}
+
+/// CPUs that this process may run on, ascending.
+///
+/// # Errors
+/// When the kernel does not say.
+pub fn allowed_cpus() -> anyhow::Result<Vec<u32>> {
+    use nix::sched::{CpuSet, sched_getaffinity};
+    let set = sched_getaffinity(nix::unistd::Pid::from_raw(0)).context("read the CPU affinity")?;
+    Ok((0..CpuSet::count())
+        .filter(|&cpu| set.is_set(cpu).unwrap_or(false))
+        .map(|cpu| cpu as u32)
+        .collect())
 }
 
 /// /proc/stat since boot, by CPU. Empty where it cannot be read.

@@ -30,7 +30,7 @@ use super::btf;
 use crate::record::manifest::ProbeStatus;
 
 /// The compiled eBPF programs.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pqtail-ebpf"));
+pub(crate) static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pqtail-ebpf"));
 
 /// A ring that takes 233,000 records of 72 bytes each: a third of a second of two CPUs that do nothing but exchange
 /// bytes on loopback, and seconds of a paced run. The drain shares CPUs at low priority, so it may be late.
@@ -142,6 +142,11 @@ const GROUPS: &[&[Row]] = &[
         "sched_migrate_task",
         &["task_pid"],
         "moves between run queues are not seen: the culprit of a wait may be sought on the wrong CPU",
+    )],
+    &[row(
+        "task_rename",
+        &["task_pid", "task_tgid"],
+        "a culprit that got its name while it ran may be named as the program that started it",
     )],
     &[
         row("irq_handler_entry", &[], NO_IRQ),
@@ -435,7 +440,7 @@ fn refusal_hint() -> Option<String> {
     })
 }
 
-fn take(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<aya::maps::Map> {
+pub(crate) fn take(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<aya::maps::Map> {
     ebpf.take_map(name)
         .ok_or_else(|| anyhow!("the embedded eBPF object has no map {name}: rebuild pqtail"))
 }
@@ -782,6 +787,7 @@ pub fn kind_name(kind: u8) -> String {
         kind::DELAYED_ACK_TIMER => "delayed-ack-timer",
         kind::WRITE_TIMER => "write-timer",
         kind::BEAT => "beat",
+        kind::RENAME => "rename",
         kind::LOSS => "loss",
         other => return format!("kind-{other}"),
     };

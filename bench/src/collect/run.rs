@@ -46,6 +46,8 @@ pub struct RunOptions {
     pub heartbeat_ns: u64,
     /// Size of the kernel's ring, bytes.
     pub ring_bytes: u32,
+    /// File of faults for the server to commit on order; `None` outside the truth suite.
+    pub faults: Option<PathBuf>,
     /// Whether to be silent on stderr while it goes.
     pub quiet: bool,
 }
@@ -78,7 +80,7 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
         "--port {} leaves no room for the arms' ports",
         options.port
     );
-    let placement = place(options, std::thread::available_parallelism()?.get() as u32)?;
+    let placement = place(options, &host::allowed_cpus()?)?;
     // Agents get their folders as they are; theirs may be another working directory.
     let folder = std::path::absolute(results_folder(options)?)?;
     let mut manifest = Manifest {
@@ -161,7 +163,7 @@ fn free_bytes(folder: &Path) -> Option<u64> {
 }
 
 /// With two CPUs each end has one; with more, the drain has those that are left.
-fn place(options: &RunOptions, online: u32) -> anyhow::Result<Placement> {
+fn place(options: &RunOptions, allowed: &[u32]) -> anyhow::Result<Placement> {
     let chosen = |given: &[u32], default: u32| {
         if given.is_empty() {
             vec![default]
@@ -169,22 +171,26 @@ fn place(options: &RunOptions, online: u32) -> anyhow::Result<Placement> {
             given.to_vec()
         }
     };
-    let client = chosen(&options.client_cpus, 0);
-    let server = chosen(&options.server_cpus, u32::from(online > 1));
+    let first = *allowed.first().context("no CPU may be used")?;
+    let client = chosen(&options.client_cpus, first);
+    let server = chosen(&options.server_cpus, allowed.get(1).copied().unwrap_or(first));
     for (flag, cpus) in [
         ("--client-cpus", &client),
         ("--server-cpus", &server),
         ("--drain-cpus", &options.drain_cpus),
     ] {
-        if let Some(cpu) = cpus.iter().find(|&&cpu| cpu >= online) {
+        if let Some(cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
+            let allowed: Vec<_> = allowed.iter().map(u32::to_string).collect();
             bail!(
-                "{flag} names CPU {cpu}; this machine has CPUs 0 to {}",
-                online - 1
+                "{flag} names CPU {cpu}; those that may be used here are {}",
+                allowed.join(", ")
             );
         }
     }
     let drain = if options.drain_cpus.is_empty() {
-        (0..online)
+        allowed
+            .iter()
+            .copied()
             .filter(|cpu| !client.contains(cpu) && !server.contains(cpu))
             .collect()
     } else {
@@ -396,6 +402,7 @@ impl Run {
             ports: ports.clone(),
             cpus: placement.server.clone(),
             identity: identity.clone(),
+            faults: options.faults.clone(),
             folder: folder.join("raw/server"),
         })?;
         let client_threads = load.threads(&Order::Load {
@@ -602,13 +609,14 @@ mod tests {
             port: 8443,
             heartbeat_ns: 0,
             ring_bytes: 1 << 20,
+            faults: None,
             quiet: true,
         }
     }
 
     #[test]
     fn the_drain_gets_what_is_spare_and_nothing_on_two_cpus() {
-        let on = |online| place(&options(), online).unwrap();
+        let on = |online: u32| place(&options(), &(0..online).collect::<Vec<_>>()).unwrap();
         assert_eq!(
             on(1),
             Placement {
@@ -642,7 +650,7 @@ mod tests {
                 server_cpus: vec![9],
                 ..options()
             },
-            2,
+            &[0, 1],
         )
         .unwrap_err()
         .to_string();

@@ -3,7 +3,7 @@
 use std::{
     io::{self, Read as _, Write as _},
     net::{IpAddr, SocketAddr},
-    path::Path,
+    path::{Path, PathBuf},
     rc::Rc,
     sync::{
         Arc, Mutex, PoisonError,
@@ -25,6 +25,7 @@ use tokio::{
 use super::{
     deadlines::Deadlines,
     exchange::{READ_BYTES, RESPONSE, plain_bytes},
+    fault::{Faults, Stage},
     host::thread_cpu_ns,
     tls::{Identity, server_config},
     worker::{
@@ -46,6 +47,9 @@ const BACKLOG: u32 = 4096;
 /// How long a connection waits for the client's end before it is closed all the same.
 const CLOSE_WAIT: Duration = Duration::from_secs(2);
 
+/// How long a held response waits before its FIN: longer than any delayed ACK (`TCP_DELACK_MAX`).
+const HOLD: Duration = Duration::from_millis(250);
+
 /// Where and how to serve.
 #[derive(Clone, Debug)]
 pub struct ServeSettings {
@@ -57,6 +61,8 @@ pub struct ServeSettings {
     pub cpus: Vec<u32>,
     /// Certificate and key.
     pub identity: Identity,
+    /// File of faults to commit on order; `None` outside the truth suite.
+    pub faults: Option<PathBuf>,
 }
 
 /// A running server.
@@ -238,6 +244,7 @@ struct Worker {
 struct OfWorker {
     buffer: ReadBuffer,
     closings: Rc<Deadlines>,
+    faults: Option<Faults>,
 }
 
 impl Worker {
@@ -253,11 +260,14 @@ impl Worker {
         };
         runtime.block_on(async {
             let (closings, _sweep) = Deadlines::start(CLOSE_WAIT);
-            let of_worker = Rc::new(OfWorker {
-                buffer: ReadBuffer::new(),
-                closings,
+            let faults = self.settings.faults.as_deref().map(Faults::open).transpose();
+            let listening = faults.and_then(|faults| {
+                self.listen(&Rc::new(OfWorker {
+                    buffer: ReadBuffer::new(),
+                    closings,
+                    faults,
+                }))
             });
-            let listening = self.listen(&of_worker);
             let is_listening = listening.is_ok();
             let _ = ready.send(listening.map(|()| tid));
             if is_listening {
@@ -372,6 +382,11 @@ async fn serve_tls(
         }
         if stamps.first_byte_ns == 0 {
             stamps.first_byte_ns = read_ns;
+            if let Some(faults) = &of_worker.faults
+                && let Some(fault) = faults.take(Stage::Hello)
+            {
+                faults.commit(fault, stamps.remote_port);
+            }
         }
         stamps.bytes_in += read as u32;
         let is_accepted = process(&mut tls, &of_worker.buffer.bytes(read))?;
@@ -409,7 +424,23 @@ async fn serve_tls(
     stamps.request_read_ns = now().0;
     tls.writer().write_all(RESPONSE)?;
     tls.send_close_notify();
-    send(&stream, &mut tls, &mut out, stamps).await?;
+    match of_worker
+        .faults
+        .as_ref()
+        .filter(|faults| faults.take(Stage::Response).is_some())
+    {
+        None => send(&stream, &mut tls, &mut out, stamps).await?,
+        Some(faults) => {
+            let begin_ns = now().0;
+            send_held(&stream, &mut tls, &mut out, stamps).await?;
+            stamps.response_written_ns = now().0;
+            faults.log(begin_ns, stamps.response_written_ns, stamps.remote_port);
+            // A FIN would push the held segment out.
+            tokio::time::sleep(HOLD).await;
+            close(stream, of_worker).await;
+            return Ok(Outcome::Ok);
+        }
+    }
     stamps.response_written_ns = now().0;
     close(stream, of_worker).await;
     Ok(Outcome::Ok)
@@ -438,6 +469,25 @@ async fn send(
     }
     stamps.bytes_out += out.len() as u32;
     write_all(stream, out).await
+}
+
+/// A fault: with Nagle's algorithm on, what follows the first small segment waits until the client has acknowledged that one,
+/// which has nothing to say and delays its acknowledgement.
+async fn send_held(
+    stream: &TcpStream,
+    tls: &mut ServerConnection,
+    out: &mut Vec<u8>,
+    stamps: &mut ConnectionStamps,
+) -> io::Result<()> {
+    stream.set_nodelay(false)?;
+    out.clear();
+    while tls.wants_write() {
+        tls.write_tls(out)?;
+    }
+    stamps.bytes_out += out.len() as u32;
+    let (first, rest) = out.split_at(out.len() / 2);
+    write_all(stream, first).await?;
+    write_all(stream, rest).await
 }
 
 /// Sends FIN first, so that TIME_WAIT falls on this side and the client's port is free at once, then waits for the client's.

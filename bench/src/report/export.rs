@@ -3,7 +3,7 @@
 //! Every file is a function of its input alone: no wall clock, no host name, no hash order.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{BufWriter, Write},
     path::Path,
     sync::Arc,
@@ -157,6 +157,14 @@ pub fn summary_json(path: &Path, summary: &Summary) -> anyhow::Result<()> {
     })
 }
 
+/// Writes the report's page, whole or not at all.
+///
+/// # Errors
+/// When the disk takes no more.
+pub fn page(path: &Path, html: &str) -> anyhow::Result<()> {
+    write_file(path, |file| Ok(file.write_all(html.as_bytes())?))
+}
+
 fn json_line(file: &mut impl Write, value: &impl Serialize) -> anyhow::Result<()> {
     serde_json::to_writer(&mut *file, value)?;
     file.write_all(b"\n")?;
@@ -167,18 +175,24 @@ fn write_file(
     path: &Path,
     body: impl FnOnce(&mut BufWriter<File>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
+    // Beside it first: a full disk then leaves the earlier file whole.
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let part = Path::new(&part);
     let write = || -> anyhow::Result<()> {
-        let mut file = BufWriter::new(File::create(path)?);
+        let mut file = BufWriter::new(File::create(part)?);
         body(&mut file)?;
         file.flush()?;
-        Ok(())
+        Ok(fs::rename(part, path)?)
     };
-    write().with_context(|| {
-        format!(
-            "write {}: the folder must exist and be writable, and the disk must have room",
-            path.display()
-        )
-    })
+    write()
+        .inspect_err(|_| drop(fs::remove_file(part)))
+        .with_context(|| {
+            format!(
+                "write {}: the folder must exist and be writable, and the disk must have room",
+                path.display()
+            )
+        })
 }
 
 struct Column {

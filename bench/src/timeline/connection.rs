@@ -306,6 +306,9 @@ pub struct Crossing {
     pub what: What,
     /// Its last byte leaves for the first time; sender's clock.
     pub out: HostNs,
+    /// The sender had it held back until an acknowledgement that the receiver's delayed-ACK timer sent: when that came in,
+    /// just before `out`; sender's clock. `None` without that proof.
+    pub delayed_ack: Option<HostNs>,
     /// The last time a part of it leaves before all of it has arrived: later than `out` if something was sent again.
     pub out_again: HostNs,
     /// All of it has arrived; receiver's clock.
@@ -372,6 +375,7 @@ fn syn_crossing(sender: &View, receiver: &View, from: From) -> Option<Crossing> 
             What::SynAck
         },
         out,
+        delayed_ack: None,
         out_again,
         arrived: arrived.at,
         arrived_cpu: arrived.cpu,
@@ -459,11 +463,50 @@ fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) 
         from: flight.from,
         what: What::Flight(number),
         out,
+        delayed_ack: delayed_ack(sender, receiver, flight, out),
         out_again,
         arrived: last.at,
         arrived_cpu: last.cpu,
         repeats: repeats as u32,
     })
+}
+
+/// A segment that waited for an acknowledgement leaves at once when that comes, in the softirq that brings it, and a delayed
+/// acknowledgement leaves at once when its timer fires. ns.
+const AT_ONCE_NS: u64 = 1_000_000;
+
+/// A timer that fired is no proof, nor is a late segment. It takes all of: a part of the flight was out and not acknowledged;
+/// the receiver's timer fired and an acknowledgement left at once; that came in and the rest left at once.
+fn delayed_ack(sender: &View, receiver: &View, flight: Flight, out: HostNs) -> Option<HostNs> {
+    let other = match flight.from {
+        From::Client => From::Server,
+        From::Server => From::Client,
+    };
+    let first_out = sender
+        .data(flight.from, true)
+        .find(|each| each.end > flight.start)?
+        .at;
+    let soon = |from: HostNs, to: HostNs| to >= from && to.0 - from.0 <= AT_ONCE_NS;
+    let acks = |view: &View, leaves| {
+        view.seen
+            .iter()
+            .filter(move |each| {
+                each.from == other && each.leaves == leaves && !each.has_data() && !each.is_syn()
+            })
+            .map(|each| each.at)
+            .collect::<Vec<_>>()
+    };
+    let position = acks(sender, false)
+        .iter()
+        .rposition(|&at| at > first_out && soon(at, out))?;
+    let came = acks(sender, false)[position];
+    // The same acknowledgement, counted alike on both sides.
+    let left = *acks(receiver, true).get(position)?;
+    receiver
+        .incidents
+        .iter()
+        .any(|each| each.kind == kind::DELAYED_ACK_TIMER && soon(each.at, left))
+        .then_some(came)
 }
 
 #[cfg(test)]

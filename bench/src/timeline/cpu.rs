@@ -1,8 +1,8 @@
 //! What each CPU of one machine did, as a gapless list of stretches.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
-use pqtail_common::{Beat, Head, Loss, Span, Switch, Wake, flag, kind};
+use pqtail_common::{Beat, Head, Loss, Rename, Span, Switch, Wake, flag, kind};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 /// One kernel record, still raw.
@@ -106,6 +106,10 @@ impl Cpus {
                 cpus.losses.push((loss.start_ns, head.at_ns));
                 continue;
             }
+            if head.kind == kind::RENAME {
+                let rename: Rename = as_record(raw);
+                cpus.call(rename.target_tid, &rename.comm);
+            }
             let cpu = layers.entry(u32::from(head.cpu)).or_default();
             cpu.last_ns = cpu.last_ns.max(head.at_ns);
             cpu.occupant(&head);
@@ -114,9 +118,7 @@ impl Cpus {
                     let switch: Switch = as_record(raw);
                     cpu.switch(&switch);
                     if switch.next_tid != 0 {
-                        cpus.names
-                            .entry(switch.next_tid)
-                            .or_insert_with(|| name(&switch.next_comm));
+                        cpus.call(switch.next_tid, &switch.next_comm);
                     }
                     switch.steal_ns
                 }
@@ -167,6 +169,16 @@ impl Cpus {
                 ..s
             },
         )
+    }
+
+    /// A thread is born with its parent's name: what it is called last is what it became.
+    fn call(&mut self, tid: u32, comm: &[u8; 16]) {
+        let comm = name(comm);
+        let known = self.names.entry(tid).or_default();
+        if *known != comm {
+            known.clear();
+            known.push_str(&comm);
+        }
     }
 
     /// A thread as reports name it: `ksoftirqd/1 [19]`.
@@ -325,7 +337,7 @@ pub(crate) fn clipped<T: Copy>(
         })
 }
 
-fn name(comm: &[u8; 16]) -> String {
+fn name(comm: &[u8; 16]) -> Cow<'_, str> {
     let length = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
-    String::from_utf8_lossy(&comm[..length]).into_owned()
+    String::from_utf8_lossy(&comm[..length])
 }

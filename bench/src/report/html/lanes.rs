@@ -16,6 +16,10 @@ const BAR: f64 = 20.0;
 const LABEL: f64 = 12.0;
 /// Marks that find no room in this many rows keep their tick and tooltip.
 const LABEL_ROWS: usize = 3;
+/// Spans narrower than this are drawn as wide, pixels.
+const TINY: f64 = 0.8;
+/// At most about one of those in this many pixels.
+const TINY_PLACE: f64 = 2.0;
 /// Pixels per character, on the safe side of an 11 px sans.
 const CHARACTER: f64 = 6.0;
 
@@ -151,10 +155,21 @@ fn strip(out: &mut String, lanes: &SwimLanes, from_ns: i64, to_ns: i64) {
             bar_top + 14.0,
             escape(&fit(&lane.name, LEFT - 6.0))
         );
+        let mut tiny: Option<(u32, i64)> = None;
         for span in &lane.spans {
-            if span.end_ns > from_ns && span.start_ns < to_ns {
-                draw_span(out, span, [x(span.start_ns), x(span.end_ns), bar_top]);
+            if span.end_ns <= from_ns || span.start_ns >= to_ns {
+                continue;
             }
+            let (left, right) = (x(span.start_ns), x(span.end_ns));
+            if right - left < TINY {
+                // A busy lane has thousands of these on the same pixels: the longest of each place stands for them.
+                let (place, length_ns) = ((left / TINY_PLACE) as u32, span.end_ns - span.start_ns);
+                if tiny.is_some_and(|(last, longest_ns)| last == place && longest_ns >= length_ns) {
+                    continue;
+                }
+                tiny = Some((place, length_ns));
+            }
+            draw_span(out, span, [left, right, bar_top]);
         }
         for label in labels {
             let text_y = label.row.map(|row| bar_top - 4.0 - (row as f64) * LABEL);
@@ -186,7 +201,7 @@ fn strip(out: &mut String, lanes: &SwimLanes, from_ns: i64, to_ns: i64) {
 
 fn draw_span(out: &mut String, span: &LaneSpan, [from, to, top]: [f64; 3]) {
     // What happened must be seen, however short it was.
-    let width = (to - from).max(0.8);
+    let width = (to - from).max(TINY);
     put!(
         out,
         "<g><title>{}{}{}, {} from {}</title><rect x=\"{from:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" \
