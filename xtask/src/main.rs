@@ -35,6 +35,9 @@ enum Task {
     /// Builds, then explains one request: everything after `explain` goes to `pqtail explain`
     #[command(disable_help_flag = true)]
     Explain(PassedOn),
+    /// Builds, then injects known culprits: everything after `truth` goes to `pqtail truth` (needs root)
+    #[command(disable_help_flag = true)]
+    Truth(PassedOn),
     /// Formatting, lints, documentation and tests (the tests of probes and links need root)
     Test,
 }
@@ -51,6 +54,7 @@ fn main() -> anyhow::Result<()> {
         Task::Run(passed_on) => pqtail("run", &passed_on),
         Task::Analyze(passed_on) => pqtail("analyze", &passed_on),
         Task::Explain(passed_on) => pqtail("explain", &passed_on),
+        Task::Truth(passed_on) => pqtail("truth", &passed_on),
         Task::Test => check::test(),
     }
 }

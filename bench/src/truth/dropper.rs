@@ -105,6 +105,9 @@ impl Dropper {
     /// Attaches to `interface`, the receiver's end of a veth pair, in the network namespace of process (or thread)
     /// `pid`. Loses nothing before the first [`Dropper::order`].
     ///
+    /// Attach before the traffic begins and drop after it has ended: a change of mode frees what is queued in the
+    /// device (`veth_napi_del`), which loses segments that nobody ordered.
+    ///
     /// # Errors
     /// Without root, when the process or its interface is gone, when another XDP program is attached there already,
     /// or when the interface is no veth.
