@@ -10,8 +10,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 rounds=${1:-5}
-count=${2:-4000}
-rate=${RATE:-1000}
+count=${2:-2000}
+rate=${RATE:-300}
 concurrency=${CONCURRENCY:-1}
 server_cpu=${SERVER_CPU:-0}
 client_cpu=${CLIENT_CPU:-1}
