@@ -4,8 +4,9 @@
 //! and before the receiver's `netif_receive_skb`. Generic mode would not do, it runs behind both tracepoints
 //! (`__netif_receive_skb_core`). A lost segment has a `TRANSMIT` record and neither a `RECEIVE` nor a `DROP`.
 //!
-//! While it is attached, the sender's end does not offload segmentation and the receiver's end merges segments
-//! (`veth_xdp_set`): `TRANSMIT` records show single segments, `RECEIVE` records may show several in one.
+//! While it is attached, the sender's end does not offload segmentation and the receiver's end copies each segment and
+//! may merge several (`veth_xdp_set`): what left as one record leaves as one a segment, a few microseconds apart. So
+//! compare a faulty run only with a run that had the dropper attached too.
 
 use std::{
     fs::File,
@@ -105,8 +106,8 @@ impl Dropper {
     /// Attaches to `interface`, the receiver's end of a veth pair, in the network namespace of process (or thread)
     /// `pid`. Loses nothing before the first [`Dropper::order`].
     ///
-    /// Attach before the traffic begins and drop after it has ended: a change of mode frees what is queued in the
-    /// device (`veth_napi_del`), which loses segments that nobody ordered.
+    /// Attach before the traffic begins and drop after it has ended: detaching frees what is still queued in the
+    /// device (`veth_napi_del_range`), which would lose segments that nobody ordered.
     ///
     /// # Errors
     /// Without root, when the process or its interface is gone, when another XDP program is attached there already,
