@@ -419,7 +419,8 @@ fn losses(manifest: &Manifest, trials: &[TrialAnalysis]) -> BTreeMap<String, Los
             }
         }
     }
-    for (folder, damaged) in trials.iter().flat_map(|trial| &trial.damaged) {
+    let damaged = trials.iter().flat_map(|trial| &trial.damaged);
+    for (folder, damaged) in damaged.filter(|(_, damaged)| **damaged > 0) {
         losses.entry(folder.display().to_string()).or_default().damaged += damaged;
     }
     losses

@@ -35,9 +35,6 @@ pub(super) fn pin(cpu: u32) -> anyhow::Result<u32> {
 }
 
 /// A runtime whose tasks all live on the calling thread.
-///
-/// Not a `LocalSet` on another runtime: there every wake-up of a task also writes to an eventfd, which the next wait then
-/// returns for.
 pub(super) fn runtime() -> anyhow::Result<LocalRuntime> {
     Builder::new_current_thread()
         .enable_io()
