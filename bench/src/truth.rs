@@ -1,7 +1,7 @@
 //! Known culprits injected into real runs at known times, and how often the attribution names them.
 //!
-//! Each [case](Case) is a run of its own. While it goes, [`inject`] commits one kind of fault again and again, at seeded
-//! random times, and logs when it did and to whom. [`score`] then asks the recorded files, as any user could, what caused
+//! Each [case](Case) is a run of its own. While it goes, one kind of fault is committed again and again, at seeded
+//! random times, and logged with when and to whom. The scoring then asks the recorded files, as any user could, what caused
 //! each request that a fault hit, and compares. What was hit is computed from the log and from the load generator's stamps
 //! alone, never from what the attribution says.
 

@@ -340,7 +340,6 @@ fn percent(share: Option<f64>) -> String {
     share.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0))
 }
 
-/// Whether every cause reaches what the suite demands.
 impl Report {
     /// Causes that fall short of these shares of recall and precision, with their figures.
     #[must_use]
