@@ -13,4 +13,4 @@ pub mod probes;
 pub mod run;
 pub mod serve;
 pub mod tls;
-mod worker;
+pub(crate) mod worker;

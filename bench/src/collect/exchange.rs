@@ -1,5 +1,9 @@
 //! What both ends agree on beyond TLS: the request, the response, and the byte counts of the control without cryptography.
 
+use std::io;
+
+use rustls::{ConnectionCommon, SideData};
+
 /// The request of every connection.
 pub const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: pqtail.test\r\nConnection: close\r\n\r\n";
 
@@ -27,4 +31,30 @@ pub mod plain_bytes {
 #[must_use]
 pub fn is_whole_response(bytes: &[u8]) -> bool {
     bytes.starts_with(b"HTTP/1.1 200") && bytes.ends_with(b"\r\n\r\nOK\n")
+}
+
+/// Hands received bytes to TLS; whether it took them.
+pub(super) fn process<Side: SideData>(
+    tls: &mut ConnectionCommon<Side>,
+    mut bytes: &[u8],
+) -> io::Result<bool> {
+    while !bytes.is_empty() {
+        tls.read_tls(&mut bytes)?;
+        if tls.process_new_packets().is_err() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Puts all that TLS has to send into `out`, in place of what was there.
+pub(super) fn take_out<Side: SideData>(
+    tls: &mut ConnectionCommon<Side>,
+    out: &mut Vec<u8>,
+) -> io::Result<()> {
+    out.clear();
+    while tls.wants_write() {
+        tls.write_tls(out)?;
+    }
+    Ok(())
 }

@@ -25,7 +25,7 @@ use tokio::{io::unix::AsyncFd, net::TcpStream, sync::Notify};
 
 use super::{
     deadlines::Deadlines,
-    exchange::{READ_BYTES, REQUEST, is_whole_response, plain_bytes},
+    exchange::{READ_BYTES, REQUEST, is_whole_response, plain_bytes, process, take_out},
     tls::{Expected, client_config, expected, server_name},
     worker::{
         POLL, POLLS_PER_FLUSH, ReadBuffer, STAMPS_WAITING_MAX, folded, own_cpu_ns, pin, read_some, runtime,
@@ -550,27 +550,13 @@ async fn over_tls(
     }
 }
 
-/// Hands received bytes to TLS; whether it took them.
-fn process(tls: &mut ClientConnection, mut bytes: &[u8]) -> io::Result<bool> {
-    while !bytes.is_empty() {
-        tls.read_tls(&mut bytes)?;
-        if tls.process_new_packets().is_err() {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
 async fn send(
     stream: &TcpStream,
     tls: &mut ClientConnection,
     out: &mut Vec<u8>,
     stamps: &mut RequestStamps,
 ) -> io::Result<()> {
-    out.clear();
-    while tls.wants_write() {
-        tls.write_tls(out)?;
-    }
+    take_out(tls, out)?;
     stamps.bytes_out += out.len() as u32;
     write_all(stream, out).await
 }

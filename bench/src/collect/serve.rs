@@ -24,7 +24,7 @@ use tokio::{
 
 use super::{
     deadlines::Deadlines,
-    exchange::{READ_BYTES, RESPONSE, plain_bytes},
+    exchange::{READ_BYTES, RESPONSE, plain_bytes, process, take_out},
     fault::{Faults, Stage},
     host::thread_cpu_ns,
     tls::{Identity, server_config},
@@ -446,27 +446,13 @@ async fn serve_tls(
     Ok(Outcome::Ok)
 }
 
-/// Hands received bytes to TLS; whether it took them.
-fn process(tls: &mut ServerConnection, mut bytes: &[u8]) -> io::Result<bool> {
-    while !bytes.is_empty() {
-        tls.read_tls(&mut bytes)?;
-        if tls.process_new_packets().is_err() {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
 async fn send(
     stream: &TcpStream,
     tls: &mut ServerConnection,
     out: &mut Vec<u8>,
     stamps: &mut ConnectionStamps,
 ) -> io::Result<()> {
-    out.clear();
-    while tls.wants_write() {
-        tls.write_tls(out)?;
-    }
+    take_out(tls, out)?;
     stamps.bytes_out += out.len() as u32;
     write_all(stream, out).await
 }
@@ -480,10 +466,7 @@ async fn send_held(
     stamps: &mut ConnectionStamps,
 ) -> io::Result<()> {
     stream.set_nodelay(false)?;
-    out.clear();
-    while tls.wants_write() {
-        tls.write_tls(out)?;
-    }
+    take_out(tls, out)?;
     stamps.bytes_out += out.len() as u32;
     let (first, rest) = out.split_at(out.len() / 2);
     write_all(stream, first).await?;

@@ -25,7 +25,7 @@ pub(super) const POLL: std::time::Duration = std::time::Duration::from_millis(20
 pub(super) const POLLS_PER_FLUSH: u32 = 12;
 
 /// Pins the calling thread and returns its id.
-pub(super) fn pin(cpu: u32) -> anyhow::Result<u32> {
+pub(crate) fn pin(cpu: u32) -> anyhow::Result<u32> {
     let mut set = CpuSet::new();
     set.set(cpu as usize)
         .with_context(|| format!("CPU {cpu} is beyond what an affinity mask holds"))?;

@@ -478,6 +478,12 @@ const AT_ONCE_NS: u64 = 1_000_000;
 /// A timer that fired is no proof, nor is a late segment. It takes all of: a part of the flight was out and not acknowledged;
 /// the receiver's timer fired and an acknowledgement left at once; that came in and the rest left at once.
 fn delayed_ack(sender: &View, receiver: &View, flight: Flight, out: HostNs) -> Option<HostNs> {
+    // Nearly no connection has one; the rest is looked for only then.
+    let timers = || {
+        let incidents = receiver.incidents.iter();
+        incidents.filter(|each| each.kind == kind::DELAYED_ACK_TIMER)
+    };
+    timers().next()?;
     let other = match flight.from {
         From::Client => From::Server,
         From::Server => From::Client,
@@ -496,17 +502,11 @@ fn delayed_ack(sender: &View, receiver: &View, flight: Flight, out: HostNs) -> O
             .map(|each| each.at)
             .collect::<Vec<_>>()
     };
-    let position = acks(sender, false)
-        .iter()
-        .rposition(|&at| at > first_out && soon(at, out))?;
-    let came = acks(sender, false)[position];
+    let came = acks(sender, false);
+    let position = came.iter().rposition(|&at| at > first_out && soon(at, out))?;
     // The same acknowledgement, counted alike on both sides.
     let left = *acks(receiver, true).get(position)?;
-    receiver
-        .incidents
-        .iter()
-        .any(|each| each.kind == kind::DELAYED_ACK_TIMER && soon(each.at, left))
-        .then_some(came)
+    timers().any(|each| soon(each.at, left)).then_some(came[position])
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use nix::{
     errno::Errno,
-    sched::{CpuSet, sched_setaffinity},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -27,6 +26,7 @@ use crate::{
     collect::{
         fault::{COLD_STRIDE_BYTES, Fault, Faults},
         link,
+        worker::pin,
     },
     record::manifest::{Host, Manifest},
 };
@@ -133,6 +133,7 @@ pub(super) enum Injector {
         dropper: Box<Dropper>,
         segment: Segment,
         payload_min: u32,
+        from_client: bool,
     },
 }
 
@@ -194,6 +195,7 @@ impl Injector {
                     dropper: Box::new(Dropper::attach(receiver.pid, device)?),
                     segment,
                     payload_min,
+                    from_client: matches!(loss, Loss::Syn | Loss::ClientHello),
                 }
             }
         })
@@ -228,6 +230,7 @@ impl Injector {
                 dropper,
                 segment,
                 payload_min,
+                from_client,
             } => {
                 let before = dropper.dropped()?.len();
                 dropper.order(*segment, *payload_min, 1)?;
@@ -236,13 +239,12 @@ impl Injector {
                     thread::sleep(POLL);
                 }
                 dropper.stop()?;
-                let from_client = *segment == Segment::Syn || *payload_min == CLIENT_HELLO_BYTES_MIN;
                 dropper.dropped()?[before..]
                     .iter()
                     .map(|each| Window {
                         begin_ns: each.at_ns,
                         end_ns: each.at_ns,
-                        victim: Some(if from_client {
+                        victim: Some(if *from_client {
                             each.source_port
                         } else {
                             each.destination_port
@@ -270,9 +272,7 @@ fn within(most: Duration, mut condition: impl FnMut() -> bool) -> bool {
 fn spin(cpu: u32, realtime: bool) -> anyhow::Result<Window> {
     let name = if realtime { FIFO_HOG } else { HOG };
     let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
-        let mut set = CpuSet::new();
-        set.set(cpu as usize)?;
-        sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("pin {name} to CPU {cpu}"))?;
+        pin(cpu).context(name)?;
         if realtime {
             become_fifo()?;
         }
