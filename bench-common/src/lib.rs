@@ -59,6 +59,13 @@ pub mod kind {
     pub const BEAT: u8 = 18;
     /// [`Rename`](super::Rename): a thread gets another name, by itself or by an exec (`task_rename`).
     pub const RENAME: u8 = 19;
+    /// [`Sleep`](super::Sleep): where in the kernel a measured thread goes to sleep, just before its `SWITCH`. Not of sleeps
+    /// in [`Settings::quiet_syscalls`](super::Settings::quiet_syscalls), which are waits for something to do.
+    pub const SLEEP: u8 = 20;
+    /// [`Span`](super::Span) of memory reclaim by a measured thread itself; `number` is 1 for the machine's memory
+    /// (`mm_vmscan_direct_reclaim_*`), 2 for its cgroup's limit (`mm_vmscan_memcg_reclaim_*`). The thread may have slept or
+    /// been preempted inside.
+    pub const RECLAIM: u8 = 21;
     /// [`Loss`](super::Loss): records of one kind that could not be stored. Written by the drain.
     pub const LOSS: u8 = 31;
 }
@@ -209,8 +216,37 @@ pub struct Socket {
     pub sequence: u32,
     /// `RETRANSMIT`: bytes sent again.
     pub bytes: u32,
+    /// `WRITE_TIMER`: what the timer was armed for, a value of [`pending`]; 0 where the kernel does not say.
+    pub pending: u32,
     /// Zero.
-    pub reserved: [u32; 2],
+    pub reserved: u32,
+}
+
+/// Where a thread goes to sleep. `head.tid` is the thread.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Sleep {
+    /// When, on which CPU, and who.
+    pub head: Head,
+    /// Number of the system call it is in, by its architecture; [`ABSENT`] in an exception such as a page fault.
+    pub syscall: u32,
+    /// How many of `frames` hold something.
+    pub frames_count: u32,
+    /// Return addresses, innermost first, in bytes from the kernel's `_text`.
+    pub frames: [u32; SLEEP_FRAMES],
+}
+
+/// Frames of a [`Sleep`]: what fits.
+pub const SLEEP_FRAMES: usize = 10;
+
+/// Values of [`Socket::pending`] (`ICSK_TIME_*`, include/net/inet_connection_sock.h, the same from v6.1 to v6.18).
+pub mod pending {
+    /// Retransmission time-out.
+    pub const RETRANSMIT: u32 = 1;
+    /// Tail-loss probe.
+    pub const LOSS_PROBE: u32 = 5;
+    /// The reordering window of RACK is over.
+    pub const REORDER: u32 = 6;
 }
 
 /// One beat of the per-CPU perf cpu-clock. A beat that is late by much says the CPU was away.
@@ -263,7 +299,7 @@ macro_rules! assert_record {
         const _: () = assert!(size_of::<$name>() == RECORD_BYTES && align_of::<$name>() == 8);
     )* };
 }
-assert_record!(Switch, Wake, Span, Packet, Socket, Beat, Rename, Loss);
+assert_record!(Switch, Wake, Span, Packet, Socket, Sleep, Beat, Rename, Loss);
 
 /// Where members lie in the running kernel's structs, in bytes; resolved by name from its BTF.
 ///
@@ -338,6 +374,10 @@ pub struct Offsets {
     pub sock_delayed_ack_timer: u32,
     /// From a socket to its retransmission timer.
     pub sock_write_timer: u32,
+    /// From a socket to what that timer is armed for (`icsk_pending`, one byte).
+    pub sock_pending: u32,
+    /// `pt_regs.orig_ax` (x86) or `pt_regs.syscallno` (arm64).
+    pub regs_syscall: u32,
 }
 
 impl Offsets {
@@ -359,15 +399,24 @@ pub struct Settings {
     pub delayed_ack_function: u64,
     /// Address of `tcp_write_timer`, 0 if unknown.
     pub write_timer_function: u64,
+    /// Address of the kernel's `_text`, 0 if unknown.
+    pub text_start: u64,
     /// Bitmap of the CPUs whose scheduler and interrupt records are stored.
     pub cpus: [u64; CPU_WORDS],
     /// Struct offsets of the running kernel.
     pub offsets: Offsets,
+    /// System calls in which a measured thread sleeps because it has nothing to do; [`ABSENT`] where the architecture lacks
+    /// one.
+    pub quiet_syscalls: [u32; QUIET_SYSCALLS],
     /// Zero; keeps the struct free of padding, since it crosses the border as bytes.
     pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<Settings>() == 16 + 8 * CPU_WORDS + size_of::<Offsets>() + 4);
+const _: () =
+    assert!(size_of::<Settings>() == 24 + 8 * CPU_WORDS + size_of::<Offsets>() + 4 * QUIET_SYSCALLS + 4);
+
+/// How many system calls [`Settings::quiet_syscalls`] names.
+pub const QUIET_SYSCALLS: usize = 4;
 
 /// Words in [`Settings::cpus`]: room for 1,024 CPUs.
 pub const CPU_WORDS: usize = 16;

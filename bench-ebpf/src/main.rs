@@ -14,6 +14,7 @@ mod packets;
 mod read;
 mod scheduler;
 mod settings;
+mod sleeps;
 mod sockets;
 mod steal;
 

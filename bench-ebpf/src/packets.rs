@@ -14,9 +14,10 @@ const ETHERTYPE_IPV6: u16 = 0x86dd;
 const PROTOCOL_TCP: u8 = 6;
 const IPV6_HEADER_BYTES: u32 = 40;
 
-/// `(sk_buff *skb, net_device *dev)`: the segment is handed to the driver.
-#[btf_tracepoint(function = "net_dev_start_xmit")]
-fn net_dev_start_xmit(ctx: BtfTracePointContext) -> i32 {
+/// `(sk_buff *skb)`: the segment is handed to the device's queueing discipline. Not `net_dev_start_xmit`, which comes when it
+/// leaves that queue: the wait there would count as the sender's work.
+#[btf_tracepoint(function = "net_dev_queue")]
+fn net_dev_queue(ctx: BtfTracePointContext) -> i32 {
     let skb = ctx.arg(0);
     store(&ctx, kind::TRANSMIT, skb, network_header(skb), 0)
 }

@@ -12,23 +12,28 @@ use crate::{
     emit::{emit, head, with_steal},
     read::{field, pointer, typed},
     settings::{cpu_is_recorded, offset, thread_is_recorded},
-    steal,
+    sleeps, steal,
 };
 
 /// `(bool preempt, task_struct *prev, task_struct *next, unsigned int prev_state)`
 #[btf_tracepoint(function = "sched_switch")]
 fn sched_switch(ctx: BtfTracePointContext) -> i32 {
-    let mut record = Switch {
-        head: head(&ctx, kind::SWITCH),
-        ..zeroed()
-    };
-    if !cpu_is_recorded(u32::from(record.head.cpu)) {
+    // SAFETY: a plain helper.
+    if !cpu_is_recorded(unsafe { bpf_get_smp_processor_id() }) {
         return 0;
     }
     let preempt: u32 = ctx.arg(0);
     let prev: u64 = ctx.arg(1);
     let next: u64 = ctx.arg(2);
-    record.prev_state = ctx.arg(3);
+    let prev_state: u32 = ctx.arg(3);
+    if prev_state != 0 && thread_is_recorded(typed(prev, offset!(task_pid))) {
+        sleeps::note(&ctx, prev);
+    }
+    let mut record = Switch {
+        head: head(&ctx, kind::SWITCH),
+        prev_state,
+        ..zeroed()
+    };
     if preempt & 0xff != 0 {
         record.head.flags |= flag::PREEMPT;
     }

@@ -4,15 +4,17 @@ use aya_ebpf::{
     macros::map,
     maps::{Array, HashMap},
 };
-use pqtail_common::{CPU_WORDS, Offsets, PORT_WORDS, Settings};
+use pqtail_common::{ABSENT, CPU_WORDS, Offsets, PORT_WORDS, QUIET_SYSCALLS, Settings};
 
 /// Overwritten by user space before load; the verifier then knows every value as a constant.
 #[unsafe(no_mangle)]
 static SETTINGS: Settings = Settings {
     delayed_ack_function: 0,
     write_timer_function: 0,
+    text_start: 0,
     cpus: [0; CPU_WORDS],
     offsets: Offsets::ABSENT,
+    quiet_syscalls: [ABSENT; QUIET_SYSCALLS],
     reserved: 0,
 };
 
@@ -55,6 +57,21 @@ pub(crate) fn timer_functions() -> (u64, u64) {
             (&raw const SETTINGS.write_timer_function).read_volatile(),
         )
     }
+}
+
+/// Address of the kernel's `_text`; 0 if unknown.
+#[inline(always)]
+pub(crate) fn text_start() -> u64 {
+    // SAFETY: a member of SETTINGS.
+    unsafe { (&raw const SETTINGS.text_start).read_volatile() }
+}
+
+/// Whether a sleep in this system call is a wait for something to do.
+#[inline(always)]
+pub(crate) fn is_quiet(syscall: u32) -> bool {
+    // SAFETY: a member of SETTINGS.
+    let quiet = unsafe { (&raw const SETTINGS.quiet_syscalls).read_volatile() };
+    syscall != ABSENT && quiet.contains(&syscall)
 }
 
 /// Whether this CPU's scheduler and interrupt records are wanted.

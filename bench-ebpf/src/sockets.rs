@@ -79,8 +79,11 @@ fn timer_expire_entry(ctx: BtfTracePointContext) -> i32 {
         return 0;
     };
     if offset != ABSENT
-        && let Some(record) = identity(timer.wrapping_sub(u64::from(offset)))
+        && let Some(mut record) = identity(timer.wrapping_sub(u64::from(offset)))
     {
+        if kind == kind::WRITE_TIMER && offset!(sock_pending) != ABSENT {
+            record.pending = u32::from(field::<u8>(record.socket, offset!(sock_pending)).unwrap_or(0));
+        }
         store(&ctx, kind, record);
     }
     0

@@ -3,6 +3,7 @@
 pub mod ledger;
 
 pub mod story;
+mod wait;
 
 pub mod split;
 

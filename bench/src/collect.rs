@@ -12,5 +12,6 @@ pub mod load;
 pub mod probes;
 pub mod run;
 pub mod serve;
+pub mod symbols;
 pub mod tls;
 pub(crate) mod worker;

@@ -325,7 +325,7 @@ fn all_programs_attach_on_a_kernel_that_has_them() {
             "sched_switch",
             "sched_waking",
             "sched_wakeup",
-            "net_dev_start_xmit",
+            "net_dev_queue",
             "netif_receive_skb",
         ];
         assert!(each.attached || !always.contains(&each.name.as_str()), "{each:?}");

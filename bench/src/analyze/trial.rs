@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use pqtail_common::kind;
+use pqtail_common::{kind, pending};
 
 use super::{Recorded, Row, Story, lanes};
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
     report::summary::{Outlier, SwimLanes},
     statistics::quantile,
     timeline::{
-        connection::{Crossing, Tuple, View, Views, crossings},
+        connection::{Crossing, Incident, Tuple, View, Views, crossings},
         cpu::{Cpus, Raw, seen_running},
         thread::Threads,
     },
@@ -103,8 +103,21 @@ impl End {
 /// What belongs to one request.
 struct Case<'a> {
     view: Option<&'a View>,
+    /// The same connection as the server's host saw it.
+    there: Option<&'a View>,
     connection: Option<&'a ConnectionStamps>,
     crossings: Vec<Crossing>,
+}
+
+impl<'a> Case<'a> {
+    fn incidents(&self) -> impl Iterator<Item = (Side, &'a Incident)> + use<'a> {
+        let of = |side: Side, view: Option<&'a View>| {
+            view.into_iter()
+                .flat_map(|view| &view.incidents)
+                .map(move |each| (side, each))
+        };
+        of(Side::Client, self.view).chain(of(Side::Server, self.there))
+    }
 }
 
 impl<'a> Joined<'a> {
@@ -237,6 +250,7 @@ impl<'a> Joined<'a> {
         };
         Case {
             view,
+            there,
             connection,
             crossings,
         }
@@ -283,15 +297,21 @@ impl<'a> Joined<'a> {
     }
 
     fn names(&self, side: Side) -> Names<'_> {
-        match side {
-            Side::Client => Names {
-                cpus: &self.client.machine.cpus,
-                facts: &self.manifest.client.facts,
-            },
-            Side::Server => Names {
-                cpus: &self.server.machine.cpus,
-                facts: &self.manifest.server.facts,
-            },
+        let (machine, host) = match side {
+            Side::Client => (&self.client.machine, &self.manifest.client),
+            Side::Server => (&self.server.machine, &self.manifest.server),
+        };
+        let trials = &self.manifest.trials;
+        let record = trials.iter().find(|each| each.trial.index == self.trial.index);
+        let kernel = host.kernel.as_ref().map(|folder| folder.display().to_string());
+        Names {
+            cpus: &machine.cpus,
+            threads: &machine.threads,
+            facts: &host.facts,
+            functions: record
+                .zip(kernel)
+                .and_then(|(record, kernel)| record.kernel.get(&kernel))
+                .map(|kernel| &kernel.functions),
         }
     }
 
@@ -301,31 +321,41 @@ impl<'a> Joined<'a> {
         self.charge(request, chain, |index, charge| {
             witness.see(&chain[index].label, &charge);
         });
-        for incident in case.view.iter().flat_map(|view| &view.incidents) {
-            let reason = self.manifest.client.facts.drop_reasons.get(&incident.reason);
+        let done = Alignment::client(HostNs(request.done_ns));
+        for (side, incident) in case.incidents() {
+            let (facts, at) = match (side, &self.alignment) {
+                (Side::Client, _) => (&self.manifest.client.facts, Alignment::client(incident.at)),
+                (Side::Server, Some(alignment)) => {
+                    (&self.manifest.server.facts, alignment.server(incident.at))
+                }
+                (Side::Server, None) => continue,
+            };
+            let host = if side == Side::Client { "client" } else { "server" };
+            let data = Line::Retransmit(Segment::Data);
             let (line, what) = match incident.kind {
-                kind::DROP => (
-                    Line::Retransmit(Segment::Data),
-                    format!(
-                        "segment dropped: {}",
-                        reason.map_or("reason not named by this kernel", String::as_str)
-                    ),
-                ),
-                kind::RETRANSMIT => (Line::Retransmit(Segment::Data), "segment sent again".to_owned()),
+                kind::DROP => {
+                    let reason = facts.drop_reasons.get(&incident.reason);
+                    let reason = reason.map_or("reason not named by this kernel", String::as_str);
+                    (data, format!("segment dropped: {reason}"))
+                }
+                kind::RETRANSMIT => (data, "segment sent again".to_owned()),
                 kind::RETRANSMIT_SYNACK => {
                     (Line::Retransmit(Segment::SynAck), "SYN-ACK sent again".to_owned())
                 }
                 kind::WRITE_TIMER => (
-                    Line::Retransmit(Segment::Data),
-                    "retransmission timer fired".to_owned(),
+                    data,
+                    match incident.reason {
+                        pending::LOSS_PROBE => "timer for a tail-loss probe fired".to_owned(),
+                        pending::REORDER => "timer of the reordering window fired".to_owned(),
+                        _ => "retransmission timer fired".to_owned(),
+                    },
                 ),
                 kind::DELAYED_ACK_TIMER => (Line::DelayedAck, "delayed-ACK timer fired".to_owned()),
                 _ => continue,
             };
-            let at = Alignment::client(incident.at);
             // Timers of a connection may still fire long after the request is over.
-            if at <= Alignment::client(HostNs(request.done_ns)) {
-                witness.note(at, line, what);
+            if at <= done {
+                witness.note(at, line, format!("{host}: {what}"));
             }
         }
         witness

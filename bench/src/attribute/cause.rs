@@ -6,12 +6,17 @@ use crate::{
     attribute::{
         ledger::{Ledger, Line, Segment, Side, ThreadLine},
         split::{Charge, Detail},
+        wait::{Kind, Place},
     },
     clock::RunNs,
     record::manifest::HostFacts,
     report::summary::Evidence,
     statistics::rank,
-    timeline::cpu::Cpus,
+    timeline::{
+        connection::Resend,
+        cpu::Cpus,
+        thread::{Nap, Threads},
+    },
 };
 
 /// The middle of the latencies whose mean ledger is the baseline: from and to, as quantiles.
@@ -83,8 +88,12 @@ pub fn mean_band(ascending: &[(u64, Ledger)], (from, to): (f64, f64)) -> Option<
 pub struct Names<'a> {
     /// Its CPUs, which know thread names.
     pub cpus: &'a Cpus,
-    /// Its interrupts and drop reasons.
+    /// Its measured threads, which know where they slept.
+    pub threads: &'a Threads,
+    /// Its interrupts, drop reasons and system calls.
     pub facts: &'a HostFacts,
+    /// Kernel functions by distance from `_text`, if they were named.
+    pub functions: Option<&'a BTreeMap<u32, String>>,
 }
 
 /// Softirq vectors by number (include/linux/interrupt.h).
@@ -112,10 +121,63 @@ impl Names<'_> {
             Detail::OtherRequests => "other requests of the same thread".to_owned(),
             Detail::Hypervisor => "hypervisor".to_owned(),
             Detail::Quota => "cgroup CPU quota".to_owned(),
-            Detail::State(state) => return (state & 0x4 != 0).then(|| "stop signal".to_owned()),
-            Detail::AsleepForOther(_) => "other requests of the same thread".to_owned(),
+            Detail::Stopped(_) => "stop signal".to_owned(),
+            Detail::Asleep(nap) => return self.asleep(nap),
+            Detail::AsleepForOther(nap) => match self.asleep(nap) {
+                Some(what) => format!("{what}, for another request"),
+                None => "other requests of the same thread".to_owned(),
+            },
+            Detail::Reclaim(false) => "memory reclaim".to_owned(),
+            Detail::Reclaim(true) => "memory reclaim for its cgroup's limit".to_owned(),
+            Detail::QueueFull => "accept queue full".to_owned(),
+            Detail::NotAccepted => "not accepted yet".to_owned(),
+            Detail::Resent(segment, resend) => {
+                format!("lost {}: {}", segment_name(segment), resend_name(resend))
+            }
             Detail::IdleCpu | Detail::Nobody => return None,
         })
+    }
+}
+
+impl<'a> Names<'a> {
+    fn place(&self, nap: Nap) -> Option<Place<'a>> {
+        let wait = self.threads.wait(nap.wait?)?;
+        Some(Place::of(wait, self.functions, &self.facts.syscalls))
+    }
+
+    /// What a thread waits for in its sleep, if that was recorded.
+    fn asleep(&self, nap: Nap) -> Option<String> {
+        let place = self.place(nap)?;
+        // Only a task can let go of a lock or fill a pipe; a disk or a timer wakes from an interrupt.
+        let by_task = place.kind() == Kind::Lock && nap.waker != 0;
+        let waker = by_task.then(|| format!(", released by {}", self.cpus.thread_name(nap.waker)));
+        Some(format!("{place}{}", waker.unwrap_or_default()))
+    }
+
+    /// The functions it sleeps in, innermost first.
+    fn functions(&self, nap: Nap) -> String {
+        let functions = self.place(nap).map(|place| place.functions.join(" < "));
+        match functions.filter(|text| !text.is_empty()) {
+            Some(text) => format!(" in {text}"),
+            None => String::new(),
+        }
+    }
+}
+
+fn segment_name(segment: Segment) -> &'static str {
+    match segment {
+        Segment::Syn => "SYN",
+        Segment::SynAck => "SYN-ACK",
+        Segment::Data => "data segment",
+    }
+}
+
+fn resend_name(resend: Resend) -> &'static str {
+    match resend {
+        Resend::HandshakeTimeout => "handshake time-out (1 s, doubled each time)",
+        Resend::Timeout => "retransmission time-out",
+        Resend::LossProbe => "tail-loss probe",
+        Resend::Acknowledgements => "sent again without a time-out of its own",
     }
 }
 
@@ -178,16 +240,28 @@ impl<'a> Witness<'a> {
             (Line::Thread(_, ThreadLine::RunQueue), _, Some(who)) => format!("{cpu}ran {who} instead"),
             (Line::Thread(_, ThreadLine::Compute), ..) => format!("{cpu}ran this request"),
             (Line::Thread(_, ThreadLine::OtherWork), _, Some(who)) => format!("{cpu}ran {who}"),
-            (Line::Thread(_, ThreadLine::Blocked), Detail::State(state), _) => {
-                format!("thread asleep (state {state:#x}) in the middle of its work")
+            (Line::Thread(_, ThreadLine::Blocked), Detail::Asleep(nap), who) => format!(
+                "thread asleep (state {:#x}) in the middle of its work: {}{}",
+                nap.state,
+                who.as_deref().unwrap_or("where is not known"),
+                self.names(charge.line).functions(nap)
+            ),
+            (Line::Thread(_, ThreadLine::Blocked), Detail::AsleepForOther(nap), who) => format!(
+                "thread asleep (state {:#x}) in the middle of another request's work: {}{}",
+                nap.state,
+                who.as_deref().unwrap_or("where is not known"),
+                self.names(charge.line).functions(nap)
+            ),
+            (Line::Thread(_, ThreadLine::AcceptQueue), Detail::QueueFull, _) => {
+                "SYN taken in and not answered: the accept queue was full".to_owned()
             }
-            (Line::Thread(_, ThreadLine::Blocked), Detail::AsleepForOther(state), _) => {
-                format!("thread asleep (state {state:#x}) in the middle of another request's work")
+            (Line::Thread(_, ThreadLine::AcceptQueue), ..) => {
+                format!("{cpu}idle: the connection was complete and nobody accepted it")
             }
             (Line::Thread(_, ThreadLine::Stopped), ..) => "thread stopped by a signal".to_owned(),
             (Line::Thread(_, ThreadLine::Wakeup), ..) => format!("{cpu}idle while the thread was due"),
             (Line::DelayedAck, ..) => "the rest waited in the socket; the timer's ACK released it".to_owned(),
-            (Line::Retransmit(_), ..) => "sent again after this wait".to_owned(),
+            (Line::Retransmit(_), _, Some(who)) => format!("sent again after this wait: {who}"),
             (Line::Network, ..) => "under way".to_owned(),
             (Line::Unexplained, ..) => "no record covers this".to_owned(),
             (_, _, Some(who)) => format!("{cpu}taken by {who}"),
@@ -225,17 +299,6 @@ impl<'a> Witness<'a> {
         named
             .reduce(|best, each| if each.2 > best.2 { each } else { best })
             .map(|(_, name, _)| name)
-            .or_else(|| {
-                Some(
-                    match cause {
-                        Line::Retransmit(Segment::Syn) => "lost SYN",
-                        Line::Retransmit(Segment::SynAck) => "lost SYN-ACK",
-                        Line::Retransmit(Segment::Data) => "lost data segment",
-                        _ => return None,
-                    }
-                    .to_owned(),
-                )
-            })
     }
 
     /// What was seen of the cause first, then the rest, longest first, in a list of bounded length.

@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 use crate::{
     align::Alignment,
     attribute::{
-        ledger::{Line, Side, ThreadLine},
+        ledger::{Line, Segment, Side, ThreadLine},
         story::{Interval, Owner},
     },
     clock::RunNs,
     timeline::{
+        connection::Resend,
         cpu::{Cpus, Doing, Stretch, clipped},
-        thread::{Being, Threads},
+        thread::{Being, Nap, Threads},
     },
 };
 
@@ -39,10 +40,20 @@ pub enum Detail {
     Quota,
     /// The idle CPU.
     IdleCpu,
-    /// `TASK_*` state bits of the sleep.
-    State(u32),
-    /// The same, of a sleep in the middle of another request's work.
-    AsleepForOther(u32),
+    /// A signal or a tracer stopped the thread: `TASK_*` bits.
+    Stopped(u32),
+    /// Asleep in the middle of its work.
+    Asleep(Nap),
+    /// The same, in the middle of another request's work.
+    AsleepForOther(Nap),
+    /// The thread reclaimed memory itself; whether its cgroup's limit asked for it.
+    Reclaim(bool),
+    /// The listener had no room.
+    QueueFull,
+    /// The server's thread did not accept.
+    NotAccepted,
+    /// A lost segment and what sent it again.
+    Resent(Segment, Resend),
 }
 
 /// Some time on some line.
@@ -164,19 +175,30 @@ impl Meter<'_> {
 /// Splits an interval of the request with this number; the charges sum to its length.
 pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dyn FnMut(Charge)) {
     let length_ns = (interval.end - interval.start).cast_unsigned();
-    let whole = |line| Charge {
+    let whole = |line, detail| Charge {
         line,
         start: interval.start,
         ns: length_ns,
         cpu: None,
-        detail: Detail::Nobody,
+        detail,
     };
     let (side, view) = match interval.owner {
-        Owner::Wire => return sink(whole(Line::Network)),
-        Owner::Held => return sink(whole(Line::DelayedAck)),
-        Owner::Lost(segment) => return sink(whole(Line::Retransmit(segment))),
-        Owner::Unknown => return sink(whole(Line::Unexplained)),
-        Owner::Waiting { side, .. } | Owner::Active { side, .. } | Owner::Stack { side, .. } => match side {
+        Owner::Wire => return sink(whole(Line::Network, Detail::Nobody)),
+        Owner::Held => return sink(whole(Line::DelayedAck, Detail::Nobody)),
+        Owner::Lost(segment, resend) => {
+            return sink(whole(Line::Retransmit(segment), Detail::Resent(segment, resend)));
+        }
+        Owner::Refused => {
+            return sink(whole(
+                Line::Thread(Side::Server, ThreadLine::AcceptQueue),
+                Detail::QueueFull,
+            ));
+        }
+        Owner::Unknown => return sink(whole(Line::Unexplained, Detail::Nobody)),
+        Owner::Waiting { side, .. }
+        | Owner::Queued { side, .. }
+        | Owner::Active { side, .. }
+        | Owner::Stack { side, .. } => match side {
             Side::Client => (side, hosts.client),
             Side::Server => (side, hosts.server),
         },
@@ -199,10 +221,17 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
             }
         }
         Owner::Waiting { tid, cpu, .. } => {
-            thread(side, view, tid, request, (from, to), Some(cpu), &mut meter);
+            let idle = Some((cpu, ThreadLine::Wakeup, Detail::IdleCpu));
+            thread(side, view, tid, request, (from, to), idle, &mut meter);
+        }
+        Owner::Queued { tid, cpu, .. } => {
+            let idle = Some((Some(cpu), ThreadLine::AcceptQueue, Detail::NotAccepted));
+            thread(side, view, tid, request, (from, to), idle, &mut meter);
         }
         Owner::Active { tid, .. } => thread(side, view, tid, request, (from, to), None, &mut meter),
-        Owner::Wire | Owner::Held | Owner::Lost(_) | Owner::Unknown => unreachable!("charged whole above"),
+        Owner::Wire | Owner::Held | Owner::Lost(..) | Owner::Refused | Owner::Unknown => {
+            unreachable!("charged whole above")
+        }
     }
     if meter.left_ns > 0 {
         let (ns, start) = (meter.left_ns, interval.start);
@@ -216,14 +245,17 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
     }
 }
 
-/// `waiting` is `Some` while the thread has not taken the request up, with the CPU where its packet came in.
+/// The CPU where a request's packet came in, and what it is called when that CPU is idle and nobody has woken the thread.
+type Idle = (Option<u32>, ThreadLine, Detail);
+
+/// `waiting` is `Some` while the thread has not taken the request up.
 fn thread(
     side: Side,
     view: HostView<'_>,
     tid: u32,
     request: u32,
     (from, to): (u64, u64),
-    waiting: Option<Option<u32>>,
+    waiting: Option<Idle>,
     meter: &mut Meter<'_>,
 ) {
     let line = |line| Line::Thread(side, line);
@@ -246,6 +278,16 @@ fn thread(
                         Doing::Run(itself) | Doing::Presumed(itself) if itself == tid => {}
                         Doing::Run(_) | Doing::Presumed(_) | Doing::Idle if throttled => {
                             meter.charge(line(ThreadLine::Throttled), start, end, Some(cpu), Detail::Quota);
+                        }
+                        // Softirqs that were too much for their interrupt, in a thread of their own.
+                        Doing::Run(other) if view.cpus.is_softirq_thread(other) => {
+                            meter.charge(
+                                line(ThreadLine::Softirq),
+                                start,
+                                end,
+                                Some(cpu),
+                                Detail::Task(other),
+                            );
                         }
                         Doing::Run(other) => {
                             meter.charge(
@@ -272,8 +314,8 @@ fn thread(
                     }
                 }
             }
-            Being::Asleep { state, .. } if stay.being.is_stopped() => {
-                let detail = Detail::State(state);
+            Being::Asleep { sleep, .. } if stay.being.is_stopped() => {
+                let detail = Detail::Stopped(sleep.state);
                 meter.charge(
                     line(ThreadLine::Stopped),
                     stay.start_ns,
@@ -282,9 +324,9 @@ fn thread(
                     detail,
                 );
             }
-            Being::Asleep { cpu, state } => match waiting {
+            Being::Asleep { cpu, sleep } => match waiting {
                 None => {
-                    let detail = Detail::State(state);
+                    let detail = Detail::Asleep(sleep);
                     meter.charge(
                         line(ThreadLine::Blocked),
                         stay.start_ns,
@@ -294,22 +336,22 @@ fn thread(
                     );
                 }
                 // Its packet is in, or its timer is due, and nobody has woken it: what does that CPU do instead?
-                Some(arrived_cpu) => {
+                Some((arrived_cpu, idle_line, idle)) => {
                     let mut at = stay.start_ns;
-                    let arrived_cpu = arrived_cpu.unwrap_or(cpu);
+                    let idle = (arrived_cpu.unwrap_or(cpu), line(idle_line), idle);
                     for work in view.active.between(tid, stay.start_ns, stay.end_ns) {
-                        unwoken(side, view, arrived_cpu, (at, work.start_ns), meter);
+                        unwoken(side, view, idle, (at, work.start_ns), meter);
                         // It sleeps in the middle of another request's work, and this one has to wait for that.
                         meter.charge(
                             line(ThreadLine::Blocked),
                             work.start_ns,
                             work.end_ns,
                             Some(cpu),
-                            Detail::AsleepForOther(state),
+                            Detail::AsleepForOther(sleep),
                         );
                         at = work.end_ns;
                     }
-                    unwoken(side, view, arrived_cpu, (at, stay.end_ns), meter);
+                    unwoken(side, view, idle, (at, stay.end_ns), meter);
                 }
             },
         }
@@ -317,19 +359,53 @@ fn thread(
 }
 
 /// The thread is due and nobody has woken it: what does the CPU do that ought to?
-fn unwoken(side: Side, view: HostView<'_>, cpu: u32, (from, to): (u64, u64), meter: &mut Meter<'_>) {
+fn unwoken(
+    side: Side,
+    view: HostView<'_>,
+    (cpu, idle_line, idle): (u32, Line, Detail),
+    (from, to): (u64, u64),
+    meter: &mut Meter<'_>,
+) {
     for stretch in view.cpus.between(cpu, from, to) {
         if stretch.doing == Doing::Idle {
-            let line = Line::Thread(side, ThreadLine::Wakeup);
-            meter.charge(line, stretch.start_ns, stretch.end_ns, Some(cpu), Detail::IdleCpu);
+            meter.charge(idle_line, stretch.start_ns, stretch.end_ns, Some(cpu), idle);
         } else {
             interrupted(side, cpu, stretch, meter);
         }
     }
 }
 
-/// The thread is current and not interrupted: for whom does it work?
+/// The thread is current and not interrupted: does it work, or has it to make room in memory first?
 fn own_time(
+    side: Side,
+    view: HostView<'_>,
+    tid: u32,
+    request: u32,
+    cpu: u32,
+    stretch: Stretch,
+    meter: &mut Meter<'_>,
+) {
+    let mut rest = stretch;
+    for reclaim in view.threads.reclaims(tid, stretch.start_ns, stretch.end_ns) {
+        let before = Stretch {
+            end_ns: reclaim.start_ns,
+            ..rest
+        };
+        work(side, view, tid, request, cpu, before, meter);
+        meter.charge(
+            Line::Thread(side, ThreadLine::Blocked),
+            reclaim.start_ns,
+            reclaim.end_ns,
+            Some(cpu),
+            Detail::Reclaim(reclaim.for_cgroup),
+        );
+        rest.start_ns = reclaim.end_ns;
+    }
+    work(side, view, tid, request, cpu, rest, meter);
+}
+
+/// For whom does the thread work?
+fn work(
     side: Side,
     view: HostView<'_>,
     tid: u32,

@@ -5,7 +5,7 @@ use crate::{
     attribute::ledger::{Segment, Side},
     clock::{HostNs, RunNs},
     record::stamps::{ConnectionStamps, RequestStamps},
-    timeline::connection::{Crossing, From, What},
+    timeline::connection::{Crossing, From, Resend, What},
 };
 
 /// Who had the request.
@@ -19,6 +19,15 @@ pub enum Owner {
         tid: u32,
         /// Where the packet that it waits for was taken in; `None` if it waits for its own timer.
         cpu: Option<u32>,
+    },
+    /// A connection that is complete, and that the thread has not accepted yet.
+    Queued {
+        /// Whose.
+        side: Side,
+        /// The thread.
+        tid: u32,
+        /// Where its last packet was taken in.
+        cpu: u32,
     },
     /// A thread that works on it.
     Active {
@@ -39,7 +48,9 @@ pub enum Owner {
     /// Written, and held back by the sender until the other end's delayed acknowledgement.
     Held,
     /// Lost under way, waiting to be sent again.
-    Lost(Segment),
+    Lost(Segment, Resend),
+    /// A SYN that the server took in and did not answer, until the client sent another.
+    Refused,
     /// The records do not say.
     Unknown,
 }
@@ -130,6 +141,9 @@ pub fn intervals(
             ),
             (What::SynAck, _) => {
                 let cpu = before.map_or(crossing.arrived_cpu, |syn| syn.arrived_cpu);
+                if let Some(again) = crossing.refused_until {
+                    chain.to(alignment.server(again), "SYN not answered", Owner::Refused);
+                }
                 chain.to(
                     out,
                     "answer the SYN",
@@ -158,7 +172,8 @@ pub fn intervals(
         let name = crossing_name(crossing);
         if crossing.repeats > 0 {
             let again = sent(crossing, crossing.out_again);
-            chain.to(again, format!("{name} lost"), Owner::Lost(segment(crossing.what)));
+            let lost = Owner::Lost(segment(crossing.what), crossing.resend);
+            chain.to(again, format!("{name} lost"), lost);
         }
         chain.to(received(crossing), name, Owner::Wire);
         before = Some(crossing);
@@ -230,6 +245,15 @@ fn turn(
                 chain.to(out, "server's work (no stamps)", Owner::Unknown);
                 return;
             };
+            if number == 1 {
+                let queued = Owner::Queued {
+                    side: Side::Server,
+                    tid: connection.worker_tid,
+                    cpu: before.arrived_cpu,
+                };
+                let accepted = alignment.server(HostNs(connection.accepted_ns));
+                chain.to(accepted.min(out), "wait to be accepted", queued);
+            }
             let stamps = [connection.first_byte_ns, connection.finished_read_ns];
             let noticed = first_after(&stamps, before.arrived).map(|at| alignment.server(at));
             let names = if number == 1 {

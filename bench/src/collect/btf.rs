@@ -3,7 +3,7 @@
 //! Offsets move between kernel versions and configurations, so none is compiled in. A member that cannot be found
 //! is [`ABSENT`] and listed in [`Resolved::missing`]; whoever needs it must do without.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Context as _, anyhow};
 use btf_rs::{Btf, BtfType, Struct, Type};
@@ -99,6 +99,8 @@ pub fn resolve(btf: &Btf) -> Resolved {
         sock_remote6: "sock_common.skc_v6_daddr";
         timer_function: "timer_list.function";
         sock_delayed_ack_timer: "inet_connection_sock.icsk_delack_timer";
+        sock_pending: "inet_connection_sock.icsk_pending";
+        regs_syscall: "pt_regs.orig_ax" | "pt_regs.syscallno";
         sock_write_timer: "inet_connection_sock.icsk_retransmit_timer" | "sock.tcp_retransmit_timer" | "sock.sk_timer";
     }
     match (
@@ -161,43 +163,6 @@ pub fn drop_reasons(btf: &Btf) -> BTreeMap<u32, String> {
         }
     }
     names
-}
-
-/// Kernel addresses of the two TCP timer functions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TimerFunctions {
-    /// `tcp_delack_timer`; 0 if unknown or hidden.
-    pub delayed_ack: u64,
-    /// `tcp_write_timer`; 0 if unknown or hidden.
-    pub write: u64,
-}
-
-/// Looks the TCP timer functions up in /proc/kallsyms, which shows zeros under `kernel.kptr_restrict=2` and to
-/// processes without `CAP_SYSLOG`.
-#[must_use]
-pub fn timer_functions() -> TimerFunctions {
-    timer_functions_in(&fs::read_to_string("/proc/kallsyms").unwrap_or_default())
-}
-
-fn timer_functions_in(symbols: &str) -> TimerFunctions {
-    let mut functions = TimerFunctions::default();
-    for line in symbols.lines() {
-        let mut words = line.split_ascii_whitespace();
-        let (Some(address), Some(kind), Some(name)) = (words.next(), words.next(), words.next()) else {
-            continue;
-        };
-        // A fourth word names a module, whose private function of that name would not be TCP's.
-        if !matches!(kind, "t" | "T") || words.next().is_some() {
-            continue;
-        }
-        let slot = match name {
-            "tcp_delack_timer" => &mut functions.delayed_ack,
-            "tcp_write_timer" => &mut functions.write,
-            _ => continue,
-        };
-        *slot = u64::from_str_radix(address, 16).unwrap_or(0);
-    }
-    functions
 }
 
 /// Byte offset of `struct.member.member`, through anonymous structs and unions; `None` if there is no such member
@@ -360,22 +325,5 @@ mod tests {
         let names = drop_reasons(&btf);
         assert!(names.values().any(|name| name == "NO_SOCKET"), "{names:?}");
         assert!(names.values().all(|name| !name.starts_with("SKB_DROP_REASON")));
-    }
-
-    #[test]
-    fn timer_functions_are_text_symbols_of_the_kernel_itself() {
-        let symbols = "ffffffff81000000 T _text\nffffffff8202e460 t tcp_delack_timer\n\
-                       ffffffff8202f360 t tcp_write_timer\nffffffffc0000000 t tcp_write_timer\t[other]\n\
-                       ffffffff83000000 d tcp_delack_timer\n";
-        let functions = timer_functions_in(symbols);
-        assert_eq!(functions.delayed_ack, 0xffff_ffff_8202_e460);
-        assert_eq!(functions.write, 0xffff_ffff_8202_f360);
-    }
-
-    #[test]
-    fn hidden_symbols_read_as_unknown() {
-        let symbols = "0000000000000000 t tcp_delack_timer\n0000000000000000 t tcp_write_timer\n";
-        assert_eq!(timer_functions_in(symbols), TimerFunctions::default());
-        assert_eq!(timer_functions_in(""), TimerFunctions::default());
     }
 }

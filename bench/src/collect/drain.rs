@@ -5,7 +5,7 @@
 //! ring is filling up, because a lost record costs more than a disturbed request.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     path::{Path, PathBuf},
     sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
@@ -14,10 +14,13 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, ensure};
-use pqtail_common::{Head, KINDS, Loss, RECORD_BYTES, kind};
-use zerocopy::IntoBytes as _;
+use pqtail_common::{Head, KINDS, Loss, RECORD_BYTES, Sleep, kind};
+use zerocopy::{FromBytes as _, IntoBytes as _};
 
-use super::probes::{Probes, Source, kind_name};
+use super::{
+    probes::{Probes, Source, kind_name},
+    symbols,
+};
 use crate::{
     clock::{self, HostNs},
     record::{
@@ -159,6 +162,8 @@ struct Trial {
     record: KernelRecord,
     cpu_ns_at_begin: u64,
     flushed: Instant,
+    /// Code that sleeping threads were in, by its distance from `_text`: to be named at the end.
+    code: BTreeSet<u32>,
 }
 
 impl Trial {
@@ -173,6 +178,13 @@ impl Trial {
     }
 
     fn store(&mut self, record: &[u8; RECORD_BYTES]) {
+        /// Place of [`Head::kind`].
+        const KIND: usize = 8;
+        if record[KIND] == kind::SLEEP
+            && let Ok(sleep) = Sleep::read_from_bytes(record)
+        {
+            self.code.extend(sleep.frames);
+        }
         self.attempt(|writer| writer.push(record));
     }
 }
@@ -351,6 +363,7 @@ impl Worker {
             },
             cpu_ns_at_begin: own_cpu_ns(),
             flushed: Instant::now(),
+            code: BTreeSet::new(),
         });
         Ok(())
     }
@@ -371,6 +384,7 @@ impl Worker {
         }
         trial.record.ring_used_bytes_max = trial.record.ring_used_bytes_max.max(used);
         trial.record.drain_cpu_ns = own_cpu_ns() - trial.cpu_ns_at_begin;
+        trial.record.functions = symbols::functions(&trial.code);
         Ok(trial.record)
     }
 }

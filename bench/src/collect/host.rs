@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use procfs::Current as _;
 
-use super::btf;
+use super::{btf, symbols};
 use crate::record::manifest::{CpuTickRow, CpuTicks, HostFacts};
 
 /// Settings that shape TCP's or the scheduler's behaviour, by sysctl name.
@@ -80,7 +80,7 @@ pub fn facts() -> HostFacts {
     HostFacts {
         kernel: text(name.as_ref().map(nix::sys::utsname::UtsName::release)),
         machine: text(name.as_ref().map(nix::sys::utsname::UtsName::machine)),
-        command_line: line("/proc/cmdline"),
+        command_line: line("/proc/cmdline").map(|line| timing_parameters(&line)),
         cpu_model: cpu_model(),
         cpus_online: cpus_online(),
         memory_bytes: procfs::Meminfo::current().ok().map(|memory| memory.mem_total),
@@ -96,8 +96,60 @@ pub fn facts() -> HostFacts {
         interrupts: fs::read_to_string("/proc/interrupts")
             .map(|table| interrupt_names(&table))
             .unwrap_or_default(),
+        syscalls: symbols::syscalls(),
         drop_reasons: btf::open().map(|btf| btf::drop_reasons(&btf)).unwrap_or_default(),
     }
+}
+
+/// Kernel parameters that change how long things take (Documentation/admin-guide/kernel-parameters.txt): by whole name, or by
+/// prefix where they end in a dot.
+const TIMING_PARAMETERS: &[&str] = &[
+    "audit",
+    "clocksource",
+    "cpufreq.",
+    "cpuidle.",
+    "idle",
+    "init_on_alloc",
+    "init_on_free",
+    "intel_idle.",
+    "intel_pstate",
+    "irqaffinity",
+    "isolcpus",
+    "kvm",
+    "mem_sleep_default",
+    "mitigations",
+    "nohz",
+    "nohz_full",
+    "no-steal-acc",
+    "nopti",
+    "nosmt",
+    "nospectre_v1",
+    "nospectre_v2",
+    "numa_balancing",
+    "page_poison",
+    "preempt",
+    "processor.",
+    "pti",
+    "rcu_nocbs",
+    "skew_tick",
+    "spectre_v2",
+    "threadirqs",
+    "transparent_hugepage",
+    "tsc",
+];
+
+/// A command line can hold keys, paths and names of machines, and results are made to be published.
+fn timing_parameters(line: &str) -> String {
+    let kept: Vec<&str> = line
+        .split_ascii_whitespace()
+        .filter(|word| {
+            let name = word.split('=').next().unwrap_or(word);
+            TIMING_PARAMETERS
+                .iter()
+                .any(|each| name == *each || each.ends_with('.') && name.starts_with(each))
+        })
+        .collect();
+    kept.join(" ")
 }
 
 /// CPUs that this process may run on, ascending.
@@ -332,6 +384,15 @@ fn read_limits(mount: &Path, path: &str, files: &[&str], limits: &mut BTreeMap<S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_bears_on_timing_is_kept_of_the_command_line() {
+        let line = "root=/dev/vda secret=1 mitigations=off isolcpus=1 intel_idle.max_cstate=1 initrd=x";
+        assert_eq!(
+            timing_parameters(line),
+            "mitigations=off isolcpus=1 intel_idle.max_cstate=1"
+        );
+    }
 
     #[test]
     fn facts_of_this_host_are_found() {

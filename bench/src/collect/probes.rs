@@ -26,7 +26,7 @@ use aya::{
 use aya_log::EbpfLogger;
 use pqtail_common::{ABSENT, CPU_WORDS, KINDS, Settings, kind};
 
-use super::btf;
+use super::{btf, symbols};
 use crate::record::manifest::ProbeStatus;
 
 /// The compiled eBPF programs.
@@ -112,6 +112,7 @@ const TIMER: &[&str] = &[
 
 const NO_IRQ: &str = "time in hard interrupt handlers counts as the interrupted thread's own";
 const NO_SOFTIRQ: &str = "time in softirqs counts as the interrupted thread's own";
+const NO_RECLAIM: &str = "memory that a thread has to reclaim itself counts as its own work";
 const NO_RAISE: &str = "the delay between a softirq's raise and its run is not seen";
 const NO_VECTOR: &str = "time in timer and inter-processor interrupts counts as the interrupted thread's own";
 
@@ -169,8 +170,16 @@ const GROUPS: &[&[Row]] = &[
         row("call_function_single_entry", &[], NO_VECTOR),
         row("call_function_single_exit", &[], NO_VECTOR),
     ],
+    &[
+        row("mm_vmscan_direct_reclaim_begin", &[], NO_RECLAIM),
+        row("mm_vmscan_direct_reclaim_end", &[], NO_RECLAIM),
+    ],
+    &[
+        row("mm_vmscan_memcg_reclaim_begin", &[], NO_RECLAIM),
+        row("mm_vmscan_memcg_reclaim_end", &[], NO_RECLAIM),
+    ],
     &[row(
-        "net_dev_start_xmit",
+        "net_dev_queue",
         TRANSMITTED,
         "when segments leave is not known: the sender's time and the network's cannot be told apart",
     )],
@@ -258,12 +267,14 @@ impl Probes {
         check_privileges(&fs::read_to_string("/proc/self/status").unwrap_or_default())?;
         let kernel = btf::open()?;
         let resolved = btf::resolve(&kernel);
-        let timers = btf::timer_functions();
+        let addresses = symbols::addresses();
         let mut handed_in = Settings {
-            delayed_ack_function: timers.delayed_ack,
-            write_timer_function: timers.write,
+            delayed_ack_function: addresses.delayed_ack,
+            write_timer_function: addresses.write,
+            text_start: addresses.text,
             cpus: [0; CPU_WORDS],
             offsets: resolved.offsets,
+            quiet_syscalls: symbols::QUIET_SYSCALLS,
             reserved: 0,
         };
         for &cpu in &settings.cpus {
@@ -302,7 +313,7 @@ impl Probes {
             status.extend(attach_group(&mut ebpf, &types, group, &resolved));
         }
         status.push(attach_heartbeat(&mut ebpf, settings));
-        status.extend(missing_details(&resolved, timers));
+        status.extend(missing_details(&resolved, addresses));
         Ok(Self {
             ebpf,
             status,
@@ -561,7 +572,7 @@ fn start_heartbeat(ebpf: &mut Ebpf, cpus: &[u32], period_ns: u64) -> Result<(), 
 }
 
 /// What attached programs cannot see on this kernel.
-fn missing_details(resolved: &btf::Resolved, timers: btf::TimerFunctions) -> Vec<ProbeStatus> {
+fn missing_details(resolved: &btf::Resolved, addresses: symbols::Addresses) -> Vec<ProbeStatus> {
     let mut rows = Vec::new();
     let mut absent = |name: &str, reason: String, consequence: &str| {
         rows.push(ProbeStatus {
@@ -599,16 +610,26 @@ fn missing_details(resolved: &btf::Resolved, timers: btf::TimerFunctions) -> Vec
             "time without CPU quota counts as run queue",
         );
     }
+    if addresses.text == 0 || resolved.offsets.regs_syscall == ABSENT {
+        absent(
+            "sleep_stack",
+            without(&["regs_syscall"]).unwrap_or_else(|| {
+                "/proc/kallsyms hides _text: set kernel.kptr_restrict to 0 or 1 and run with CAP_SYSLOG"
+                    .to_owned()
+            }),
+            "what a blocked thread waits for (disk, lock, page fault) is not known",
+        );
+    }
     for (name, address, offset, consequence) in [
         (
             "tcp_delack_timer",
-            timers.delayed_ack,
+            addresses.delayed_ack,
             resolved.offsets.sock_delayed_ack_timer,
             "delayed ACKs are not told from network time",
         ),
         (
             "tcp_write_timer",
-            timers.write,
+            addresses.write,
             resolved.offsets.sock_write_timer,
             "retransmission timers are not seen; the retransmissions are",
         ),
@@ -788,6 +809,8 @@ pub fn kind_name(kind: u8) -> String {
         kind::WRITE_TIMER => "write-timer",
         kind::BEAT => "beat",
         kind::RENAME => "rename",
+        kind::SLEEP => "sleep",
+        kind::RECLAIM => "reclaim",
         kind::LOSS => "loss",
         other => return format!("kind-{other}"),
     };

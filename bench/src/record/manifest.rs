@@ -82,7 +82,7 @@ pub struct HostFacts {
     pub kernel: String,
     /// `uname -m`.
     pub machine: String,
-    /// Kernel command line.
+    /// Those parameters of the kernel command line that bear on timing; the others are nobody's business.
     pub command_line: Option<String>,
     /// CPU model.
     pub cpu_model: Option<String>,
@@ -106,6 +106,9 @@ pub struct HostFacts {
     pub interrupts: BTreeMap<u32, String>,
     /// Names of `enum skb_drop_reason` in the running kernel.
     pub drop_reasons: BTreeMap<u32, String>,
+    /// Names of system calls in which threads usually sleep, by number on this architecture.
+    #[serde(default)]
+    pub syscalls: BTreeMap<u32, String>,
 }
 
 /// One probe and what its absence costs.
@@ -181,6 +184,10 @@ pub struct KernelRecord {
     pub ring_used_bytes_max: u64,
     /// Size of the ring buffer, bytes.
     pub ring_bytes: u64,
+    /// Kernel functions in which measured threads went to sleep, by distance from `_text` in bytes; empty for a trial that was
+    /// cut.
+    #[serde(default)]
+    pub functions: BTreeMap<u32, String>,
 }
 
 impl Manifest {

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use pqtail_common::{Head, Packet, Socket, kind};
+use pqtail_common::{Head, Packet, Socket, kind, pending};
 
 use super::cpu::{Raw, as_record, head};
 use crate::{align::Exchange, clock::HostNs};
@@ -17,6 +17,9 @@ const ACK: u8 = 16;
 
 /// No connection of ours carries more: a sequence number farther from the initial one belongs to another.
 const SEQUENCE_WINDOW: u32 = 1 << 28;
+
+/// How many segments can have come in on a connection between one's arrival and its drop.
+const DROPPED_AMONG: usize = 16;
 
 /// The two ends of a connection, client first: address, port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,6 +60,8 @@ pub struct Seen {
     pub end: u32,
     /// TCP flag byte.
     pub flags: u8,
+    /// Arrived, and then dropped by the stack.
+    pub dropped: bool,
 }
 
 impl Seen {
@@ -78,7 +83,8 @@ pub struct Incident {
     pub at: HostNs,
     /// The record's kind: [`kind::DROP`], [`kind::RETRANSMIT`] and so on.
     pub kind: u8,
-    /// `DROP`: value of `enum skb_drop_reason`.
+    /// `DROP`: value of `enum skb_drop_reason`. `WRITE_TIMER`: what the timer was armed for, a value of
+    /// [`pqtail_common::pending`].
     pub reason: u32,
 }
 
@@ -165,6 +171,7 @@ impl Views {
                     reason: packet.reason,
                 });
             }
+            view.mark_dropped(from, packet);
             return;
         }
         let initial = match from {
@@ -179,13 +186,7 @@ impl Views {
                 }
             }
         };
-        // SYN takes one sequence number, so data begins at 1.
-        let relative = packet.sequence.wrapping_sub(initial);
-        let start = if packet.tcp_flags & SYN != 0 {
-            0
-        } else {
-            relative.wrapping_sub(1)
-        };
+        let start = data_start(packet, initial);
         if start > SEQUENCE_WINDOW {
             return;
         }
@@ -197,6 +198,7 @@ impl Views {
             start,
             end: start + packet.payload_bytes.min(SEQUENCE_WINDOW),
             flags: packet.tcp_flags & (FIN | SYN | RST | ACK),
+            dropped: false,
         });
     }
 
@@ -220,7 +222,7 @@ impl Views {
             view.incidents.push(Incident {
                 at: HostNs(head.at_ns),
                 kind: head.kind,
-                reason: 0,
+                reason: socket.pending,
             });
         }
     }
@@ -269,7 +271,36 @@ impl Views {
     }
 }
 
+/// Where in the data a segment begins. SYN takes one sequence number, so data begins at 1.
+fn data_start(packet: &Packet, initial: u32) -> u32 {
+    if packet.tcp_flags & SYN != 0 {
+        0
+    } else {
+        packet.sequence.wrapping_sub(initial).wrapping_sub(1)
+    }
+}
+
 impl View {
+    /// The segment that was just dropped is the last of its kind that arrived.
+    fn mark_dropped(&mut self, from: From, packet: &Packet) {
+        let initial = match from {
+            From::Client => Some(self.initial),
+            From::Server => self.server_initial,
+        };
+        let Some(start) = initial.map(|initial| data_start(packet, initial)) else {
+            return;
+        };
+        let is_syn = packet.tcp_flags & SYN != 0;
+        // The stack drops what it does not want within a few segments.
+        let last = self.seen.iter_mut().rev().take(DROPPED_AMONG);
+        let mut same = last.filter(|each| {
+            !each.leaves && each.from == from && each.start == start && each.is_syn() == is_syn
+        });
+        if let Some(each) = same.find(|each| each.end - each.start == packet.payload_bytes) {
+            each.dropped = true;
+        }
+    }
+
     /// Time of the first SYN.
     #[must_use]
     pub fn begin(&self) -> Option<HostNs> {
@@ -279,13 +310,30 @@ impl View {
     fn syn(&self, from: From, leaves: bool) -> impl DoubleEndedIterator<Item = &Seen> {
         self.seen
             .iter()
-            .filter(move |each| each.is_syn() && each.from == from && each.leaves == leaves)
+            .filter(move |each| each.is_syn() && each.from == from && each.leaves == leaves && !each.dropped)
+    }
+
+    /// Whether a segment was dropped on arrival and came again: without a second copy, it was of no more use.
+    fn is_missed(&self, segment: &Seen) -> bool {
+        segment.dropped
+            && self
+                .seen
+                .iter()
+                .rev()
+                .take_while(|each| each.at > segment.at)
+                .any(|each| {
+                    !each.leaves
+                        && !each.dropped
+                        && each.from == segment.from
+                        && each.start <= segment.start
+                        && each.end >= segment.end
+                })
     }
 
     fn data(&self, from: From, leaves: bool) -> impl DoubleEndedIterator<Item = &Seen> {
-        self.seen
-            .iter()
-            .filter(move |each| each.has_data() && each.from == from && each.leaves == leaves)
+        self.seen.iter().filter(move |each| {
+            each.has_data() && each.from == from && each.leaves == leaves && !self.is_missed(each)
+        })
     }
 }
 
@@ -317,6 +365,23 @@ pub struct Crossing {
     pub arrived_cpu: u32,
     /// Times that a part of it was sent again.
     pub repeats: u32,
+    /// What made the sender send it again.
+    pub resend: Resend,
+    /// `SYN-ACK`: the server took in several SYNs before it sent this, and this is when the last of them came; server clock.
+    pub refused_until: Option<HostNs>,
+}
+
+/// What makes a sender send a segment again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Resend {
+    /// The time-out of a SYN or SYN-ACK: 1 s, doubled each time.
+    HandshakeTimeout,
+    /// The retransmission time-out of data.
+    Timeout,
+    /// A tail-loss probe: two round trips, and 200 ms if only one segment was out.
+    LossProbe,
+    /// Acknowledgements of what came after it, or the other end's own repetition.
+    Acknowledgements,
 }
 
 /// What crossed.
@@ -337,9 +402,10 @@ pub fn crossings(client: &View, server: &View, done: HostNs) -> Vec<Crossing> {
     let Some(syn) = syn_crossing(client, server, From::Client) else {
         return Vec::new();
     };
-    let Some(synack) = syn_crossing(server, client, From::Server) else {
+    let Some(mut synack) = syn_crossing(server, client, From::Server) else {
         return Vec::new();
     };
+    synack.refused_until = refused_until(server, &synack);
     let mut crossings = vec![syn, synack];
     for flight in flights(client, done) {
         let (sender, receiver) = match flight.from {
@@ -380,7 +446,31 @@ fn syn_crossing(sender: &View, receiver: &View, from: From) -> Option<Crossing> 
         arrived: arrived.at,
         arrived_cpu: arrived.cpu,
         repeats: lost as u32,
+        resend: resend(sender, out_again, true),
+        refused_until: None,
     })
+}
+
+/// When the last SYN came that the server took in before its first SYN-ACK, if there were several. One that it dropped with a
+/// record of it does not count.
+fn refused_until(server: &View, synack: &Crossing) -> Option<HostNs> {
+    let mut before = server.syn(From::Client, false).filter(|syn| syn.at <= synack.out);
+    before.next()?;
+    before.next_back().map(|syn| syn.at)
+}
+
+/// What the sender's timers say of a segment that left at this time.
+fn resend(sender: &View, again: HostNs, is_handshake: bool) -> Resend {
+    let fired = sender.incidents.iter().rev().find(|each| {
+        let is_timer = each.kind == kind::WRITE_TIMER || each.kind == kind::RETRANSMIT_SYNACK;
+        is_timer && each.at.0.abs_diff(again.0) <= AT_ONCE_NS
+    });
+    match fired {
+        Some(_) if is_handshake => Resend::HandshakeTimeout,
+        Some(timer) if timer.reason == pending::LOSS_PROBE => Resend::LossProbe,
+        Some(timer) if timer.reason != pending::REORDER => Resend::Timeout,
+        _ => Resend::Acknowledgements,
+    }
 }
 
 /// Data in the order in which the client sent and received it, cut where the direction changes.
@@ -468,6 +558,8 @@ fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) 
         arrived: last.at,
         arrived_cpu: last.cpu,
         repeats: repeats as u32,
+        resend: resend(sender, out_again, false),
+        refused_until: None,
     })
 }
 

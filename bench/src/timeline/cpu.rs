@@ -181,6 +181,14 @@ impl Cpus {
         }
     }
 
+    /// Whether this is one of the kernel's threads that run softirqs.
+    #[must_use]
+    pub fn is_softirq_thread(&self, tid: u32) -> bool {
+        self.names
+            .get(&tid)
+            .is_some_and(|name| name.starts_with("ksoftirqd/"))
+    }
+
     /// A thread as reports name it: `ksoftirqd/1 [19]`.
     #[must_use]
     pub fn thread_name(&self, tid: u32) -> String {

@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pqtail_common::{Switch, Wake, flag, kind};
+use pqtail_common::{ABSENT, SLEEP_FRAMES, Sleep, Span, Switch, Wake, flag, kind};
 
 use super::cpu::{Raw, as_record, clipped, head};
 
 /// State bits of a stopped or traced task (`__TASK_STOPPED | __TASK_TRACED`, include/linux/sched.h).
 const STOPPED_BITS: u32 = 0x4 | 0x8;
+
+/// Value of [`Span::number`] in a `RECLAIM` record.
+const RECLAIM_FOR_CGROUP: u32 = 2;
 
 /// What a thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,16 +31,37 @@ pub enum Being {
     Asleep {
         /// The CPU it left.
         cpu: u32,
-        /// `TASK_*` bits.
-        state: u32,
+        /// What is known of it.
+        sleep: Nap,
     },
+}
+
+/// What is known of one sleep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Nap {
+    /// `TASK_*` bits.
+    pub state: u32,
+    /// Where in the kernel it sleeps: a place in [`Threads::wait`]. `None` in a wait for something to do, and where nothing was
+    /// recorded.
+    pub wait: Option<u32>,
+    /// The thread that was current when it was woken: who woke it, unless an interrupt did. 0 if not seen.
+    pub waker: u32,
+}
+
+/// A place in the kernel where threads sleep.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Wait {
+    /// Number of the system call; `None` in an exception such as a page fault.
+    pub syscall: Option<u32>,
+    /// Code from the innermost function outwards, by distance from `_text`, bytes.
+    pub frames: Vec<u32>,
 }
 
 impl Being {
     /// Whether the state is one of a stopped task.
     #[must_use]
     pub const fn is_stopped(self) -> bool {
-        matches!(self, Self::Asleep { state, .. } if state & STOPPED_BITS != 0)
+        matches!(self, Self::Asleep { sleep, .. } if sleep.state & STOPPED_BITS != 0)
     }
 }
 
@@ -54,12 +78,29 @@ pub struct Stay {
 
 /// The measured threads of one machine over one trial.
 #[derive(Clone, Debug, Default)]
-pub struct Threads(BTreeMap<u32, Vec<Stay>>);
+pub struct Threads {
+    stays: BTreeMap<u32, Vec<Stay>>,
+    reclaims: BTreeMap<u32, Vec<Reclaim>>,
+    waits: Vec<Wait>,
+}
+
+/// A stretch in which a thread reclaims memory itself, ns on its machine's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reclaim {
+    /// Begin.
+    pub start_ns: u64,
+    /// End.
+    pub end_ns: u64,
+    /// Whether its cgroup's limit asked for it, not the machine's memory.
+    pub for_cgroup: bool,
+}
 
 #[derive(Default)]
 struct Track {
     stays: Vec<Stay>,
     now: Option<(u64, Being)>,
+    /// Where it is about to fall asleep.
+    wait: Option<u32>,
 }
 
 impl Track {
@@ -88,6 +129,8 @@ impl Threads {
     /// Follows the given threads through a machine's records, sorted by time.
     #[must_use]
     pub fn build(records: &[Raw], tids: &BTreeSet<u32>) -> Self {
+        let mut waits: BTreeMap<Wait, u32> = BTreeMap::new();
+        let mut reclaims: BTreeMap<u32, Vec<Reclaim>> = BTreeMap::new();
         let mut tracks: BTreeMap<u32, Track> = tids.iter().map(|&tid| (tid, Track::default())).collect();
         let mut last_ns = 0;
         for raw in records {
@@ -110,7 +153,8 @@ impl Threads {
                     let switch: Switch = as_record(raw);
                     let cpu = u32::from(head.cpu);
                     if let Some(track) = tracks.get_mut(&head.tid) {
-                        track.enter(head.at_ns, left(&switch, cpu));
+                        let wait = track.wait.take();
+                        track.enter(head.at_ns, left(&switch, cpu, wait));
                     }
                     if let Some(track) = tracks.get_mut(&switch.next_tid) {
                         track.enter(head.at_ns, Being::Running { cpu });
@@ -120,8 +164,9 @@ impl Threads {
                     let wake: Wake = as_record(raw);
                     if let Some(track) = tracks.get_mut(&wake.target_tid)
                         // A running thread that is woken has nothing to wait for.
-                        && let Some((_, Being::Asleep { .. })) = track.now
+                        && let Some((_, Being::Asleep { sleep, .. })) = &mut track.now
                     {
+                        sleep.waker = head.tid;
                         track.enter(
                             head.at_ns,
                             Being::Runnable {
@@ -131,12 +176,40 @@ impl Threads {
                         );
                     }
                 }
+                kind::SLEEP => {
+                    if let Some(track) = tracks.get_mut(&head.tid) {
+                        let next = waits.len() as u32;
+                        track.wait = Some(*waits.entry(place(&as_record(raw))).or_insert(next));
+                    }
+                }
+                kind::RECLAIM if tids.contains(&head.tid) => {
+                    let span: Span = as_record(raw);
+                    reclaims.entry(head.tid).or_default().push(Reclaim {
+                        start_ns: span.start_ns,
+                        end_ns: head.at_ns,
+                        for_cgroup: span.number == RECLAIM_FOR_CGROUP,
+                    });
+                }
                 _ => {}
             }
             last_ns = last_ns.max(head.at_ns);
         }
-        Self(
-            tracks
+        for list in reclaims.values_mut() {
+            // They cannot nest, but records can be made up.
+            list.sort_unstable_by_key(|each| (each.start_ns, each.end_ns));
+            let mut end_ns = 0;
+            list.retain_mut(|each| {
+                each.start_ns = each.start_ns.max(end_ns);
+                end_ns = end_ns.max(each.end_ns);
+                each.start_ns < each.end_ns
+            });
+        }
+        let mut places: Vec<_> = waits.into_iter().collect();
+        places.sort_unstable_by_key(|(_, number)| *number);
+        Self {
+            reclaims,
+            waits: places.into_iter().map(|(wait, _)| wait).collect(),
+            stays: tracks
                 .into_iter()
                 .map(|(tid, mut track)| {
                     if let Some((since, being)) = track.now
@@ -151,12 +224,34 @@ impl Threads {
                     (tid, track.stays)
                 })
                 .collect(),
+        }
+    }
+
+    /// A place where threads sleep.
+    #[must_use]
+    pub fn wait(&self, number: u32) -> Option<&Wait> {
+        self.waits.get(number as usize)
+    }
+
+    /// When the thread reclaimed memory between two times.
+    pub fn reclaims(&self, tid: u32, start_ns: u64, end_ns: u64) -> impl Iterator<Item = Reclaim> + '_ {
+        let reclaims = self.reclaims.get(&tid).map_or(&[][..], Vec::as_slice);
+        clipped(
+            reclaims,
+            start_ns,
+            end_ns,
+            |r| (r.start_ns, r.end_ns),
+            |r, start_ns, end_ns| Reclaim {
+                start_ns,
+                end_ns,
+                ..r
+            },
         )
     }
 
     /// What the thread did between two times; nothing is said where nothing is known.
     pub fn between(&self, tid: u32, start_ns: u64, end_ns: u64) -> impl Iterator<Item = Stay> + '_ {
-        let stays = self.0.get(&tid).map_or(&[][..], Vec::as_slice);
+        let stays = self.stays.get(&tid).map_or(&[][..], Vec::as_slice);
         clipped(
             stays,
             start_ns,
@@ -172,7 +267,7 @@ impl Threads {
 }
 
 /// What a thread is that has just left its CPU.
-fn left(switch: &Switch, cpu: u32) -> Being {
+fn left(switch: &Switch, cpu: u32, wait: Option<u32>) -> Being {
     // prev_state 0 is an involuntary switch, whatever the preempt argument says.
     if switch.prev_state == 0 {
         Being::Runnable {
@@ -182,8 +277,20 @@ fn left(switch: &Switch, cpu: u32) -> Being {
     } else {
         Being::Asleep {
             cpu,
-            state: switch.prev_state,
+            sleep: Nap {
+                state: switch.prev_state,
+                wait,
+                waker: 0,
+            },
         }
+    }
+}
+
+fn place(sleep: &Sleep) -> Wait {
+    let count = (sleep.frames_count as usize).min(SLEEP_FRAMES);
+    Wait {
+        syscall: (sleep.syscall != ABSENT).then_some(sleep.syscall),
+        frames: sleep.frames[..count].to_vec(),
     }
 }
 
@@ -245,7 +352,18 @@ mod tests {
         assert_eq!(
             stays,
             [
-                (5, 10, Being::Asleep { cpu: 1, state: 1 }),
+                (
+                    5,
+                    10,
+                    Being::Asleep {
+                        cpu: 1,
+                        sleep: Nap {
+                            state: 1,
+                            wait: None,
+                            waker: 99
+                        }
+                    }
+                ),
                 (
                     10,
                     35,

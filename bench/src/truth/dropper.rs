@@ -1,6 +1,6 @@
 //! Loses chosen TCP segments on the link, as a wire would: the sender has sent them, the receiver never sees them.
 //!
-//! The program hangs at the receiver's end of the veth pair, in native mode: behind the sender's `net_dev_start_xmit`
+//! The program hangs at the receiver's end of the veth pair, in native mode: behind the sender's `net_dev_queue`
 //! and before the receiver's `netif_receive_skb`. Generic mode would not do, it runs behind both tracepoints
 //! (`__netif_receive_skb_core`). A lost segment has a `TRANSMIT` record and neither a `RECEIVE` nor a `DROP`.
 //!
