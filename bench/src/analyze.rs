@@ -164,6 +164,8 @@ struct Recorded {
     connections: Vec<ConnectionStamps>,
     /// By folder: records in order of time, without duplicates.
     kernels: BTreeMap<PathBuf, Vec<Raw>>,
+    /// By folder: stretches of which the file lost everything, ns on the kernel's clock.
+    missing: BTreeMap<PathBuf, Vec<(u64, u64)>>,
     damaged: BTreeMap<PathBuf, u64>,
 }
 
@@ -184,7 +186,8 @@ impl Recorded {
             damaged: BTreeMap::new(),
         };
         let written = record.map(|record| &record.requests);
-        let mut requests: Vec<RequestStamps> = intake.read(&requests_path, StreamKind::Requests, written)?;
+        let (mut requests, _) =
+            intake.read::<RequestStamps>(&requests_path, StreamKind::Requests, written)?;
         requests.sort_unstable_by_key(|each| (each.request, each.start_ns));
         requests.dedup();
         let connections_path = recording(
@@ -193,8 +196,8 @@ impl Recorded {
             trial.index,
         );
         let written = record.map(|record| &record.connections);
-        let connections = intake.read(&connections_path, StreamKind::Connections, written)?;
-        let mut kernels = BTreeMap::new();
+        let (connections, _) = intake.read(&connections_path, StreamKind::Connections, written)?;
+        let (mut kernels, mut missing) = (BTreeMap::new(), BTreeMap::new());
         for folder in [&manifest.client.kernel, &manifest.server.kernel]
             .into_iter()
             .flatten()
@@ -205,7 +208,8 @@ impl Recorded {
             let path = recording(&results.join(folder), stream_name::KERNEL, trial.index);
             let kernel = record.and_then(|record| record.kernel.get(&folder.display().to_string()));
             let written = kernel.map(|kernel| &kernel.written);
-            let records = intake.read(&path, StreamKind::Kernel, written)?;
+            let (records, gaps) = intake.read(&path, StreamKind::Kernel, written)?;
+            missing.insert(folder.clone(), stretches(&records, &gaps));
             kernels.insert(folder.clone(), in_order(records));
         }
         Ok(Some(Self {
@@ -213,6 +217,7 @@ impl Recorded {
             requests,
             connections,
             kernels,
+            missing,
             damaged: intake.damaged,
         }))
     }
@@ -225,28 +230,41 @@ struct Intake<'a> {
 }
 
 impl Intake<'_> {
-    /// A file that is missing, cut, damaged, or not the one that the manifest tells of, counts as damage.
+    /// The records, and how many of them stand before each gap. A file that is missing, cut, damaged, or not the one that the
+    /// manifest tells of, counts as damage.
     fn read<T: FromBytes + Immutable>(
         &mut self,
         path: &Path,
         kind: StreamKind,
         written: Option<&Written>,
-    ) -> anyhow::Result<Vec<T>> {
-        let (records, damage) = if has_begun(path) {
+    ) -> anyhow::Result<(Vec<T>, Vec<usize>)> {
+        let (records, gaps, damage) = if has_begun(path) {
             let found = Recording::<T>::open(path, kind)?;
             let damage = u64::from(found.cut) + found.damaged_chunks;
             // What is cut or damaged differs anyway.
             let is_foreign = written.is_some_and(|written| written.sha256 != found.sha256);
-            (found.records, damage.max(u64::from(is_foreign)))
+            (found.records, found.gaps, damage.max(u64::from(is_foreign)))
         } else {
-            (Vec::new(), 1)
+            (Vec::new(), vec![0], 1)
         };
         let folder = path
             .parent()
             .and_then(|parent| parent.strip_prefix(self.results).ok());
         *self.damaged.entry(folder.unwrap_or(path).to_owned()).or_default() += damage;
-        Ok(records)
+        Ok((records, gaps))
     }
+}
+
+/// From when to when records are missing, by their neighbours in the file: the ring hands them on nearly in order.
+fn stretches(records: &[Raw], gaps: &[usize]) -> Vec<(u64, u64)> {
+    gaps.iter()
+        .map(|&gap| {
+            let (before, after) = records.split_at(gap);
+            let from = before.last().map_or(0, |raw| head(raw).at_ns);
+            let to = after.first().map_or(u64::MAX, |raw| head(raw).at_ns);
+            (from.min(to), to.max(from))
+        })
+        .collect()
 }
 
 /// Whether anything was ever written to a recording: a crash may leave an empty file, which is as good as none.

@@ -3,4 +3,5 @@
 
 pub mod connection;
 pub mod cpu;
+pub mod gap;
 pub mod thread;

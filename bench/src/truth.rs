@@ -6,9 +6,12 @@
 //! alone, never from what the attribution says.
 
 mod case;
+mod cgroup;
 pub mod dropper;
+pub mod flood;
 mod inject;
 mod score;
+pub mod shaper;
 
 use std::{
     collections::BTreeMap,
@@ -25,13 +28,16 @@ use rand::{RngExt as _, SeedableRng as _, rngs::Xoshiro256PlusPlus, seq::SliceRa
 
 pub use self::{
     case::Case,
-    score::{CaseScore, Report},
+    score::{CaseScore, CauseScore, Check, LineScore, Report},
 };
 use self::{
     inject::{Ends, Injector, Window},
     score::score,
 };
-use crate::{collect::fault::Faults, record::manifest::Manifest};
+use crate::{
+    collect::{fault::Faults, host::allowed_cpus},
+    record::manifest::Manifest,
+};
 
 /// How the suite runs.
 #[derive(Clone, Debug)]
@@ -90,6 +96,7 @@ fn episode(
     // Of an earlier suite into the same folder.
     let _ = fs::remove_file(&faults_path);
     let faults = Faults::create(&faults_path)?;
+    Injector::before_run(case, &faults);
     let mut run = Run::start(case, options, folder, &faults_path, random.random())?;
     let ends = run.ends()?;
     let mut injector = Injector::prepare(case, &ends, faults)?;
@@ -133,7 +140,7 @@ impl Run {
         let child = Command::new(std::env::current_exe().context("find this program's own file")?)
             .args(["run", "--quiet", "--json", "--trials", "1", "--warmup", "500ms"])
             .arg("--rate")
-            .arg(options.rate_hz.to_string())
+            .arg(case.rate_hz(options.rate_hz).to_string())
             .arg("--duration")
             .arg(
                 humantime::format_duration(options.duration)
@@ -146,7 +153,7 @@ impl Run {
             .arg(&runs)
             .arg("--faults")
             .arg(faults)
-            .args(case.run_flags())
+            .args(case.run_flags(&allowed_cpus()?))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&stderr)?)

@@ -13,6 +13,8 @@ pub struct Facts {
     pub errors: u64,
     /// Those among them that negotiated something else than their arm.
     pub wrong_group: u64,
+    /// Requests that found no ephemeral port.
+    pub no_port: u64,
     /// 99 in 100 requests began at most this long after their intended start, ns.
     pub lateness_p99_ns: u64,
     /// Median latency of the first arm, ns.
@@ -107,6 +109,15 @@ pub fn judge(facts: &Facts) -> Vec<Verdict> {
         format!("{} wrong", facts.wrong_group),
         "A connection over another group than its arm's measures something else. Check the server's groups.",
     );
+    if facts.no_port > 0 {
+        rule(
+            "ephemeral ports",
+            false,
+            format!("{} requests found no port", facts.no_port),
+            "The client ran out of ephemeral ports, so requests failed before they began. Widen net.ipv4.ip_local_port_range, \
+             or lower --rate.",
+        );
+    }
     rule(
         "load generator in time",
         facts.lateness_p99_ns <= LATENESS_NS_MAX,
@@ -220,6 +231,7 @@ mod tests {
             attempts: 20_000,
             errors: 0,
             wrong_group: 0,
+            no_port: 0,
             lateness_p99_ns: 50_000,
             p50_ns: 800_000,
             client_busy: Some(0.2),

@@ -15,7 +15,7 @@ use crate::{
     },
     report::summary::{
         ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, HostSummary, LossSummary, Outlier,
-        Percentiles, SUMMARY_SCHEMA, Summary, SwimLanes, TrialSummary,
+        Percentiles, SUMMARY_SCHEMA, StealSummary, Summary, SwimLanes, TrialSummary,
     },
     statistics::{bootstrap_interval, percentiles, quantile},
     verdict::{Facts, judge},
@@ -89,6 +89,7 @@ pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analy
         .collect();
     let clock = clock(&manifest, &trials);
     let losses = losses(&manifest, &trials);
+    let steal = steal(&manifest, &trials);
     let facts = facts(&manifest, &trials, &pools, &losses, &clock, &differences);
     let verdicts = judge(&facts);
     let summary = Summary {
@@ -114,6 +115,7 @@ pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analy
             .map(|&arm| (arm.to_string(), tail_budget(arm, &trials)))
             .collect(),
         losses,
+        steal,
         probes: probes(&manifest),
         clock,
         plan,
@@ -426,6 +428,40 @@ fn losses(manifest: &Manifest, trials: &[TrialAnalysis]) -> BTreeMap<String, Los
     losses
 }
 
+/// Ticks by which the counter and /proc/stat may differ per CPU and trial: one at each end, and what the kernel has not yet
+/// accounted for an idle CPU.
+const STEAL_TICKS_MAX: u64 = 2;
+
+fn steal(manifest: &Manifest, trials: &[TrialAnalysis]) -> BTreeMap<String, StealSummary> {
+    let mut steal: BTreeMap<String, StealSummary> = BTreeMap::new();
+    let mut tolerance_ns: BTreeMap<String, u64> = BTreeMap::new();
+    for record in &manifest.trials {
+        let Some(trial) = trials.iter().find(|each| each.trial.index == record.trial.index) else {
+            continue;
+        };
+        for (folder, by_cpu) in &trial.steal_ns {
+            let ticks = if manifest.client.kernel.as_ref() == Some(folder) {
+                &record.client_stat
+            } else {
+                &record.server_stat
+            };
+            let name = folder.display().to_string();
+            for (cpu, counter_ns) in by_cpu {
+                let Some(row) = ticks.cpus.get(cpu) else { continue };
+                let sum = steal.entry(name.clone()).or_default();
+                sum.tick_ns = ticks.tick_ns;
+                sum.counter_ns += counter_ns;
+                sum.stat_ns += row.steal * ticks.tick_ns;
+                *tolerance_ns.entry(name.clone()).or_default() += STEAL_TICKS_MAX * ticks.tick_ns;
+            }
+        }
+    }
+    for (name, sum) in &mut steal {
+        sum.agree = sum.counter_ns.abs_diff(sum.stat_ns) <= tolerance_ns.get(name).copied().unwrap_or(0);
+    }
+    steal
+}
+
 fn probes(manifest: &Manifest) -> BTreeMap<String, Vec<crate::record::manifest::ProbeStatus>> {
     let mut probes = BTreeMap::new();
     for host in [&manifest.client, &manifest.server] {
@@ -477,6 +513,10 @@ fn facts(
         attempts: good + errors,
         errors,
         wrong_group: pools.values().map(|pool| pool.wrong_group).sum(),
+        no_port: pools
+            .values()
+            .filter_map(|pool| pool.errors.get(&outcome_name(Outcome::NoPort)))
+            .sum(),
         lateness_p99_ns: if lateness.is_empty() {
             0
         } else {

@@ -29,6 +29,7 @@ use crate::{
     timeline::{
         connection::{Crossing, Incident, Tuple, View, Views, crossings},
         cpu::{Cpus, Raw, seen_running},
+        gap::Gaps,
         thread::Threads,
     },
 };
@@ -53,6 +54,8 @@ pub(super) struct TrialAnalysis {
     pub(super) lanes: Vec<SwimLanes>,
     pub(super) alignment: Option<Alignment>,
     pub(super) steal_known: bool,
+    /// What the counters grew by, ns by kernel folder and CPU.
+    pub(super) steal_ns: BTreeMap<PathBuf, BTreeMap<u32, u64>>,
     pub(super) damaged: BTreeMap<PathBuf, u64>,
 }
 
@@ -65,6 +68,7 @@ struct Joined<'a> {
     server: End,
     alignment: Option<Alignment>,
     measured: BTreeSet<u32>,
+    steal_ns: BTreeMap<PathBuf, BTreeMap<u32, u64>>,
     connections: HashMap<Tuple, Vec<ConnectionStamps>>,
 }
 
@@ -80,6 +84,7 @@ struct End {
 struct Machine {
     cpus: Cpus,
     threads: Threads,
+    gaps: Gaps,
 }
 
 impl End {
@@ -96,6 +101,7 @@ impl End {
             cpus: &self.machine.cpus,
             threads: &self.machine.threads,
             active: &self.active,
+            gaps: &self.machine.gaps,
         }
     }
 }
@@ -130,8 +136,10 @@ impl<'a> Joined<'a> {
         let ports: Vec<u16> = ports.into_iter().collect();
         let mut client_machine = Rc::default();
         let mut server_machine = Rc::default();
+        let mut steal_ns = BTreeMap::new();
         for (folder, records) in &recorded.kernels {
             let machine = Rc::new(machine(manifest, folder, records, &recorded));
+            steal_ns.insert(folder.clone(), machine.cpus.steal_ns.clone());
             if manifest.client.kernel.as_ref() == Some(folder) {
                 client_machine = Rc::clone(&machine);
             }
@@ -184,6 +192,7 @@ impl<'a> Joined<'a> {
             server,
             alignment,
             measured,
+            steal_ns,
             connections,
         };
         joined.note_work();
@@ -257,7 +266,13 @@ impl<'a> Joined<'a> {
     }
 
     fn chain(&self, request: &RequestStamps, case: &Case<'_>) -> Vec<Interval> {
-        intervals(request, case.connection, &case.crossings, self.alignment.as_ref())
+        // A crossing is told from the segments around it: with one missing, another may stand in its place.
+        let crossings = if self.misses(request, Gaps::of_packets) {
+            &[]
+        } else {
+            &case.crossings[..]
+        };
+        intervals(request, case.connection, crossings, self.alignment.as_ref())
     }
 
     /// Splits every interval of a request.
@@ -286,14 +301,14 @@ impl<'a> Joined<'a> {
         }
     }
 
-    fn is_incomplete(&self, request: &RequestStamps) -> bool {
+    /// Whether records are missing on either host while a request lasts.
+    fn misses(&self, request: &RequestStamps, what: impl Fn(&Gaps, u64, u64) -> bool) -> bool {
         let (from, to) = (request.intended_ns, request.done_ns);
         let server = |ns: u64| match &self.alignment {
             Some(alignment) => alignment.to_server(Alignment::client(HostNs(ns))).0,
             None => ns,
         };
-        self.client.machine.cpus.lost_between(from, to)
-            || self.server.machine.cpus.lost_between(server(from), server(to))
+        what(&self.client.machine.gaps, from, to) || what(&self.server.machine.gaps, server(from), server(to))
     }
 
     fn names(&self, side: Side) -> Names<'_> {
@@ -462,7 +477,7 @@ impl<'a> Joined<'a> {
                         0
                     };
                 });
-                let incomplete = self.is_incomplete(request);
+                let incomplete = self.misses(request, Gaps::between);
                 (
                     Row {
                         stamps: *request,
@@ -478,13 +493,14 @@ impl<'a> Joined<'a> {
 
 /// Timelines of the kernel with this folder, from its records and from the stamps of the threads that it ran.
 fn machine(manifest: &Manifest, folder: &PathBuf, records: &[Raw], recorded: &Recorded) -> Machine {
-    let mut tids = BTreeSet::new();
+    let (mut tids, mut cpus) = (BTreeSet::new(), BTreeSet::new());
     let mut seen = Vec::new();
     for (host, is_client) in [(&manifest.client, true), (&manifest.server, false)] {
         if host.kernel.as_ref() != Some(folder) {
             continue;
         }
         tids.extend(host.threads.iter().copied());
+        cpus.extend(host.cpus.iter().copied());
         // Only a pinned thread's stamps say on which CPU it was.
         let pinned: HashMap<u32, u16> = host
             .threads
@@ -512,8 +528,11 @@ fn machine(manifest: &Manifest, folder: &PathBuf, records: &[Raw], recorded: &Re
             }
         }
     }
+    let damaged = recorded.missing.get(folder).map_or(&[][..], Vec::as_slice);
+    let gaps = Gaps::build(records, damaged, &cpus);
     let records = super::in_order([records, &seen].concat());
     Machine {
+        gaps,
         cpus: Cpus::build(&records),
         threads: Threads::build(&records, &tids),
     }
@@ -601,6 +620,7 @@ pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnaly
         excess_ns,
         lanes,
         alignment: joined.alignment,
+        steal_ns: joined.steal_ns,
         steal_known: joined.client.machine.cpus.steal_known || joined.server.machine.cpus.steal_known,
         damaged,
         rows,

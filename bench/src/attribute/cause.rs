@@ -22,7 +22,7 @@ use crate::{
 /// The middle of the latencies whose mean ledger is the baseline: from and to, as quantiles.
 const BASELINE_BAND: (f64, f64) = (0.4, 0.6);
 
-/// A charge shorter than this is not worth a line of evidence, ns.
+/// What took less time in all is not worth a line of evidence, ns.
 const EVIDENCE_NS_MIN: u64 = 1_000;
 
 /// Most lines of evidence kept of one outlier, the longest first.
@@ -177,7 +177,9 @@ fn resend_name(resend: Resend) -> &'static str {
         Resend::HandshakeTimeout => "handshake time-out (1 s, doubled each time)",
         Resend::Timeout => "retransmission time-out",
         Resend::LossProbe => "tail-loss probe",
-        Resend::Acknowledgements => "sent again without a time-out of its own",
+        Resend::Reordering => "reordering window over",
+        Resend::Refused => "the listener had no room for its connection",
+        Resend::Acknowledgements => "fast retransmission",
     }
 }
 
@@ -204,7 +206,17 @@ pub struct Witness<'a> {
     client: Names<'a>,
     server: Names<'a>,
     culprits: BTreeMap<(Line, Detail), u64>,
-    evidence: Vec<Evidence>,
+    /// By what was seen, where: an interrupt every millisecond cuts a long stretch into many pieces that tell the same.
+    seen: BTreeMap<(Line, String), Seen>,
+    notes: Vec<Evidence>,
+}
+
+/// The pieces of what was seen.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    at_ns: i64,
+    duration_ns: u64,
+    pieces: u32,
 }
 
 impl<'a> Witness<'a> {
@@ -216,7 +228,8 @@ impl<'a> Witness<'a> {
             client,
             server,
             culprits: BTreeMap::new(),
-            evidence: Vec::new(),
+            seen: BTreeMap::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -231,9 +244,6 @@ impl<'a> Witness<'a> {
     /// Takes in one charge of the interval with this label.
     pub fn see(&mut self, label: &str, charge: &Charge) {
         *self.culprits.entry((charge.line, charge.detail)).or_default() += charge.ns;
-        if charge.ns < EVIDENCE_NS_MIN {
-            return;
-        }
         let cpu = charge.cpu.map(|cpu| format!("CPU {cpu} ")).unwrap_or_default();
         let who = self.names(charge.line).culprit(charge.detail);
         let what = match (charge.line, charge.detail, who) {
@@ -256,7 +266,7 @@ impl<'a> Witness<'a> {
                 "SYN taken in and not answered: the accept queue was full".to_owned()
             }
             (Line::Thread(_, ThreadLine::AcceptQueue), ..) => {
-                format!("{cpu}idle: the connection was complete and nobody accepted it")
+                "the connection was complete, and the thread slept and did not accept it".to_owned()
             }
             (Line::Thread(_, ThreadLine::Stopped), ..) => "thread stopped by a signal".to_owned(),
             (Line::Thread(_, ThreadLine::Wakeup), ..) => format!("{cpu}idle while the thread was due"),
@@ -267,17 +277,23 @@ impl<'a> Witness<'a> {
             (_, _, Some(who)) => format!("{cpu}taken by {who}"),
             (..) => cpu,
         };
-        self.evidence.push(Evidence {
-            at_ns: charge.start - self.intended,
-            duration_ns: charge.ns,
-            line: charge.line,
-            what: format!("{label}: {what}"),
-        });
+        let at_ns = charge.start - self.intended;
+        let seen = self
+            .seen
+            .entry((charge.line, format!("{label}: {what}")))
+            .or_insert(Seen {
+                at_ns,
+                duration_ns: 0,
+                pieces: 0,
+            });
+        seen.at_ns = seen.at_ns.min(at_ns);
+        seen.duration_ns += charge.ns;
+        seen.pieces += 1;
     }
 
     /// Adds what is known besides the charges.
     pub fn note(&mut self, at: RunNs, line: Line, what: String) {
-        self.evidence.push(Evidence {
+        self.notes.push(Evidence {
             at_ns: at - self.intended,
             duration_ns: 0,
             line,
@@ -303,8 +319,21 @@ impl<'a> Witness<'a> {
 
     /// What was seen of the cause first, then the rest, longest first, in a list of bounded length.
     #[must_use]
-    pub fn evidence(mut self, cause: Line) -> Vec<Evidence> {
-        self.evidence.sort_by(|a, b| {
+    pub fn evidence(self, cause: Line) -> Vec<Evidence> {
+        let seen = self.seen.into_iter();
+        let told =
+            seen.filter(|(_, seen)| seen.duration_ns >= EVIDENCE_NS_MIN)
+                .map(|((line, what), seen)| Evidence {
+                    at_ns: seen.at_ns,
+                    duration_ns: seen.duration_ns,
+                    line,
+                    what: match seen.pieces {
+                        1 => what,
+                        pieces => format!("{what}, in {pieces} pieces"),
+                    },
+                });
+        let mut evidence: Vec<Evidence> = told.chain(self.notes).collect();
+        evidence.sort_by(|a, b| {
             let key = |e: &Evidence| {
                 (
                     e.line != cause,
@@ -315,8 +344,8 @@ impl<'a> Witness<'a> {
             };
             key(a).cmp(&key(b))
         });
-        self.evidence.truncate(EVIDENCE_MAX);
-        self.evidence
+        evidence.truncate(EVIDENCE_MAX);
+        evidence
     }
 }
 

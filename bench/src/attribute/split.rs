@@ -13,6 +13,7 @@ use crate::{
     timeline::{
         connection::Resend,
         cpu::{Cpus, Doing, Stretch, clipped},
+        gap::Gaps,
         thread::{Being, Nap, Threads},
     },
 };
@@ -133,6 +134,8 @@ pub struct HostView<'a> {
     pub threads: &'a Threads,
     /// What those worked on.
     pub active: &'a Active,
+    /// Where records of it are missing.
+    pub gaps: &'a Gaps,
 }
 
 /// Both hosts over one trial.
@@ -208,6 +211,9 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
         Side::Server => hosts.alignment.to_server(at).0,
     };
     let (from, to) = (on_host(interval.start), on_host(interval.end));
+    if view.gaps.of_timelines(from, to) {
+        return sink(whole(Line::Unexplained, Detail::Nobody));
+    }
     let mut meter = Meter {
         start: interval.start,
         host_start_ns: from,
@@ -221,14 +227,20 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
             }
         }
         Owner::Waiting { tid, cpu, .. } => {
-            let idle = Some((cpu, ThreadLine::Wakeup, Detail::IdleCpu));
-            thread(side, view, tid, request, (from, to), idle, &mut meter);
+            thread(
+                side,
+                view,
+                tid,
+                request,
+                (from, to),
+                Waits::Packet(cpu),
+                &mut meter,
+            );
         }
-        Owner::Queued { tid, cpu, .. } => {
-            let idle = Some((Some(cpu), ThreadLine::AcceptQueue, Detail::NotAccepted));
-            thread(side, view, tid, request, (from, to), idle, &mut meter);
+        Owner::Queued { tid, .. } => {
+            thread(side, view, tid, request, (from, to), Waits::Queued, &mut meter);
         }
-        Owner::Active { tid, .. } => thread(side, view, tid, request, (from, to), None, &mut meter),
+        Owner::Active { tid, .. } => thread(side, view, tid, request, (from, to), Waits::No, &mut meter),
         Owner::Wire | Owner::Held | Owner::Lost(..) | Owner::Refused | Owner::Unknown => {
             unreachable!("charged whole above")
         }
@@ -245,17 +257,24 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
     }
 }
 
-/// The CPU where a request's packet came in, and what it is called when that CPU is idle and nobody has woken the thread.
-type Idle = (Option<u32>, ThreadLine, Detail);
+/// What a thread that sleeps is waited for.
+#[derive(Clone, Copy)]
+enum Waits {
+    /// It has taken the request up: its sleep is in the middle of the work.
+    No,
+    /// To notice a packet, which came in on this CPU, or its own timer.
+    Packet(Option<u32>),
+    /// To accept the connection.
+    Queued,
+}
 
-/// `waiting` is `Some` while the thread has not taken the request up.
 fn thread(
     side: Side,
     view: HostView<'_>,
     tid: u32,
     request: u32,
     (from, to): (u64, u64),
-    waiting: Option<Idle>,
+    waits: Waits,
     meter: &mut Meter<'_>,
 ) {
     let line = |line| Line::Thread(side, line);
@@ -324,51 +343,43 @@ fn thread(
                     detail,
                 );
             }
-            Being::Asleep { cpu, sleep } => match waiting {
-                None => {
+            Being::Asleep { cpu, sleep } => {
+                let blocked = line(ThreadLine::Blocked);
+                if matches!(waits, Waits::No) {
                     let detail = Detail::Asleep(sleep);
-                    meter.charge(
-                        line(ThreadLine::Blocked),
-                        stay.start_ns,
-                        stay.end_ns,
-                        Some(cpu),
-                        detail,
-                    );
+                    meter.charge(blocked, stay.start_ns, stay.end_ns, Some(cpu), detail);
+                    continue;
                 }
-                // Its packet is in, or its timer is due, and nobody has woken it: what does that CPU do instead?
-                Some((arrived_cpu, idle_line, idle)) => {
-                    let mut at = stay.start_ns;
-                    let idle = (arrived_cpu.unwrap_or(cpu), line(idle_line), idle);
-                    for work in view.active.between(tid, stay.start_ns, stay.end_ns) {
-                        unwoken(side, view, idle, (at, work.start_ns), meter);
-                        // It sleeps in the middle of another request's work, and this one has to wait for that.
-                        meter.charge(
-                            line(ThreadLine::Blocked),
-                            work.start_ns,
-                            work.end_ns,
-                            Some(cpu),
-                            Detail::AsleepForOther(sleep),
-                        );
-                        at = work.end_ns;
+                let idly = |from, to, meter: &mut Meter<'_>| match waits {
+                    // Its packet is in, or its timer is due, and nobody has woken it: what does that CPU do instead?
+                    Waits::Packet(arrived_cpu) => {
+                        unwoken(side, view, arrived_cpu.unwrap_or(cpu), (from, to), meter);
                     }
-                    unwoken(side, view, idle, (at, stay.end_ns), meter);
+                    _ => {
+                        let queue = line(ThreadLine::AcceptQueue);
+                        meter.charge(queue, from, to, Some(cpu), Detail::NotAccepted);
+                    }
+                };
+                let mut at = stay.start_ns;
+                for work in view.active.between(tid, stay.start_ns, stay.end_ns) {
+                    idly(at, work.start_ns, meter);
+                    // It sleeps in the middle of another request's work, and this one has to wait for that.
+                    let detail = Detail::AsleepForOther(sleep);
+                    meter.charge(blocked, work.start_ns, work.end_ns, Some(cpu), detail);
+                    at = work.end_ns;
                 }
-            },
+                idly(at, stay.end_ns, meter);
+            }
         }
     }
 }
 
 /// The thread is due and nobody has woken it: what does the CPU do that ought to?
-fn unwoken(
-    side: Side,
-    view: HostView<'_>,
-    (cpu, idle_line, idle): (u32, Line, Detail),
-    (from, to): (u64, u64),
-    meter: &mut Meter<'_>,
-) {
+fn unwoken(side: Side, view: HostView<'_>, cpu: u32, (from, to): (u64, u64), meter: &mut Meter<'_>) {
     for stretch in view.cpus.between(cpu, from, to) {
         if stretch.doing == Doing::Idle {
-            meter.charge(idle_line, stretch.start_ns, stretch.end_ns, Some(cpu), idle);
+            let line = Line::Thread(side, ThreadLine::Wakeup);
+            meter.charge(line, stretch.start_ns, stretch.end_ns, Some(cpu), Detail::IdleCpu);
         } else {
             interrupted(side, cpu, stretch, meter);
         }

@@ -26,8 +26,6 @@ pub enum Owner {
         side: Side,
         /// The thread.
         tid: u32,
-        /// Where its last packet was taken in.
-        cpu: u32,
     },
     /// A thread that works on it.
     Active {
@@ -49,7 +47,7 @@ pub enum Owner {
     Held,
     /// Lost under way, waiting to be sent again.
     Lost(Segment, Resend),
-    /// A SYN that the server took in and did not answer, until the client sent another.
+    /// A SYN or a first flight that the listener had no room for, until the client sent it again.
     Refused,
     /// The records do not say.
     Unknown,
@@ -172,7 +170,10 @@ pub fn intervals(
         let name = crossing_name(crossing);
         if crossing.repeats > 0 {
             let again = sent(crossing, crossing.out_again);
-            let lost = Owner::Lost(segment(crossing.what), crossing.resend);
+            let lost = match crossing.resend {
+                Resend::Refused => Owner::Refused,
+                resend => Owner::Lost(segment(crossing.what), resend),
+            };
             chain.to(again, format!("{name} lost"), lost);
         }
         chain.to(received(crossing), name, Owner::Wire);
@@ -249,7 +250,6 @@ fn turn(
                 let queued = Owner::Queued {
                     side: Side::Server,
                     tid: connection.worker_tid,
-                    cpu: before.arrived_cpu,
                 };
                 let accepted = alignment.server(HostNs(connection.accepted_ns));
                 chain.to(accepted.min(out), "wait to be accepted", queued);

@@ -396,7 +396,7 @@ fn at_ns(record: &[u8; RECORD_BYTES]) -> u64 {
 }
 
 /// CPU time of the calling thread, ns.
-fn own_cpu_ns() -> u64 {
+pub(super) fn own_cpu_ns() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,

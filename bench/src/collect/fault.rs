@@ -10,13 +10,18 @@ use std::{
     os::{fd::AsRawFd as _, unix::fs::FileExt as _},
     path::{Path, PathBuf},
     ptr::NonNull,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+        mpsc,
+    },
     time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
+use super::drain::own_cpu_ns;
 use crate::clock::now;
 
 /// What a server can do to one connection.
@@ -26,8 +31,16 @@ pub enum Fault {
     Compute(u64),
     /// Its handler sleeps in a system call for so many ns, and with it the thread.
     Sleep(u64),
-    /// Its handler reads so many scattered pages of a file that is not in the page cache.
+    /// Its handler reads so many blocks of [`COLD_BLOCK_BYTES`] of a file that is not in the page cache.
     Read(u64),
+    /// Its handler maps and touches so many bytes of a file that is new to the page cache.
+    Map(u64),
+    /// Its handler takes a lock that another thread ([`LOCK_HOLDER`]) holds for so many ns.
+    Lock(u64),
+    /// After it, the server accepts no connection for so many ns, and goes on with those it has.
+    PauseAccept(u64),
+    /// Its server flight is written, and whoever waits for that ([`Faults::wait_for_bell`]) is woken.
+    Ring,
     /// Its response goes out in two small writes with Nagle's algorithm on: the second waits for the client's delayed ACK.
     HeldResponse,
 }
@@ -35,8 +48,12 @@ pub enum Fault {
 /// When in a connection a fault is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
+    /// The connection is accepted.
+    Accept,
     /// The ClientHello is read and not yet processed.
     Hello,
+    /// The server flight is written, the client's answer not yet read.
+    Flight,
     /// The request is read, the response not yet written.
     Response,
 }
@@ -51,6 +68,10 @@ impl Fault {
             Self::Sleep(ns) => order(2, ns),
             Self::Read(pages) => order(3, pages),
             Self::HeldResponse => order(4, 0),
+            Self::Map(bytes) => order(5, bytes),
+            Self::Lock(ns) => order(6, ns),
+            Self::PauseAccept(ns) => order(7, ns),
+            Self::Ring => order(8, 0),
         }
     }
 
@@ -61,6 +82,10 @@ impl Fault {
             2 => Some(Self::Sleep(amount)),
             3 => Some(Self::Read(amount)),
             4 => Some(Self::HeldResponse),
+            5 => Some(Self::Map(amount)),
+            6 => Some(Self::Lock(amount)),
+            7 => Some(Self::PauseAccept(amount)),
+            8 => Some(Self::Ring),
             _ => None,
         }
     }
@@ -68,6 +93,8 @@ impl Fault {
     const fn stage(self) -> Stage {
         match self {
             Self::HeldResponse => Stage::Response,
+            Self::PauseAccept(_) => Stage::Accept,
+            Self::Ring => Stage::Flight,
             _ => Stage::Hello,
         }
     }
@@ -80,15 +107,23 @@ pub struct Committed {
     pub begin_ns: u64,
     /// When it ended.
     pub end_ns: u64,
-    /// The client's port of the connection.
+    /// The part of this time in which the thread did not run, ns.
+    pub off_cpu_ns: u64,
+    /// The client's port of the connection; 0 if it was meant for none.
     pub port: u16,
 }
 
 /// The bits of an order that say how much; those above say what.
 const AMOUNT: u64 = (1 << 56) - 1;
 
-/// Between two pages of [`Fault::Read`], bytes.
-pub const COLD_STRIDE_BYTES: u64 = 64 << 10;
+/// A block of [`Fault::Read`]: what is read at a time, so that the disk has most of the work.
+pub const COLD_BLOCK_BYTES: u64 = 1 << 20;
+
+/// Name of the thread that holds the lock of [`Fault::Lock`].
+pub const LOCK_HOLDER: &str = "pq-lock-holder";
+
+/// The file of [`Fault::Map`] is one hole of this size: touching it costs memory and no disk.
+const HOLE_BYTES: u64 = 16 << 30;
 
 /// Faults of one run that can be logged; the suite injects far fewer.
 const LOG_ENTRIES: usize = 4096;
@@ -98,6 +133,11 @@ struct Page {
     /// 0, or a fault that the next connection at its stage takes.
     order: AtomicU64,
     committed: AtomicU64,
+    /// 0, or the length of the server's accept queue.
+    backlog: AtomicU64,
+    /// Word of a futex: how often the server rang.
+    rings: AtomicU32,
+    _padding: u32,
     log: [Entry; LOG_ENTRIES],
 }
 
@@ -105,6 +145,7 @@ struct Page {
 struct Entry {
     begin_ns: AtomicU64,
     end_ns: AtomicU64,
+    off_cpu_ns: AtomicU64,
     port: AtomicU64,
 }
 
@@ -113,6 +154,9 @@ struct Entry {
 pub struct Faults {
     page: NonNull<Page>,
     cold_file: PathBuf,
+    hole: PathBuf,
+    /// How far into the hole the mappings have come.
+    touched: AtomicU64,
 }
 
 // SAFETY: the page holds atomics only and stays mapped until the value is dropped.
@@ -161,6 +205,8 @@ impl Faults {
         Ok(Self {
             page: page.with_context(|| format!("map {}", path.display()))?.cast(),
             cold_file: path.with_extension("cold"),
+            hole: path.with_extension("hole"),
+            touched: AtomicU64::new(0),
         })
     }
 
@@ -168,6 +214,46 @@ impl Faults {
     #[must_use]
     pub fn cold_file(&self) -> &Path {
         &self.cold_file
+    }
+
+    /// Limits the accept queue of a server that is started after this.
+    pub fn limit_backlog(&self, connections: u32) {
+        self.page().backlog.store(connections.into(), Ordering::Release);
+    }
+
+    pub(super) fn backlog(&self) -> Option<u32> {
+        let limit = self.page().backlog.load(Ordering::Acquire);
+        (limit > 0).then_some(limit as u32)
+    }
+
+    /// Sleeps until the server commits a [`Fault::Ring`]; whether it did in time. The waiter is woken by the server's thread
+    /// itself, and if it has the higher priority and the same CPU it runs at once.
+    #[must_use]
+    pub fn wait_for_bell(&self, most: Duration) -> bool {
+        let rings = &self.page().rings;
+        let before = rings.load(Ordering::Acquire);
+        let time = libc::timespec {
+            tv_sec: most.as_secs() as libc::time_t,
+            tv_nsec: most.subsec_nanos().into(),
+        };
+        // SAFETY: a word that lives as long as `self`, and a valid time.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                rings.as_ptr(),
+                libc::FUTEX_WAIT,
+                before,
+                &raw const time,
+            )
+        };
+        rings.load(Ordering::Acquire) != before
+    }
+
+    fn ring(&self) {
+        let rings = &self.page().rings;
+        rings.fetch_add(1, Ordering::AcqRel);
+        // SAFETY: a word that lives as long as `self`.
+        unsafe { libc::syscall(libc::SYS_futex, rings.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
     }
 
     fn page(&self) -> &Page {
@@ -195,6 +281,7 @@ impl Faults {
             .map(|entry| Committed {
                 begin_ns: entry.begin_ns.load(Ordering::Relaxed),
                 end_ns: entry.end_ns.load(Ordering::Relaxed),
+                off_cpu_ns: entry.off_cpu_ns.load(Ordering::Relaxed),
                 port: entry.port.load(Ordering::Relaxed) as u16,
             })
             .collect()
@@ -211,7 +298,7 @@ impl Faults {
 
     /// Commits what a thread can do by itself, and logs it.
     pub(super) fn commit(&self, fault: Fault, port: u16) {
-        let begin_ns = now().0;
+        let (begin_ns, begin_cpu_ns) = (now().0, own_cpu_ns());
         match fault {
             Fault::Compute(ns) => {
                 while now().0 < begin_ns + ns {
@@ -219,37 +306,98 @@ impl Faults {
                 }
             }
             Fault::Sleep(ns) => std::thread::sleep(Duration::from_nanos(ns)),
-            // A file that cannot be read makes a short fault; the log tells how short.
-            Fault::Read(pages) => drop(self.read_cold(pages)),
-            Fault::HeldResponse => {}
+            // What cannot be read makes a short fault; the log tells how short.
+            Fault::Read(blocks) => drop(self.read_cold(blocks)),
+            Fault::Map(bytes) => drop(self.touch(bytes)),
+            Fault::Lock(ns) => wait_for_lock(Duration::from_nanos(ns)),
+            Fault::Ring => self.ring(),
+            Fault::HeldResponse | Fault::PauseAccept(_) => {}
         }
-        self.log(begin_ns, now().0, port);
+        let cpu_ns = own_cpu_ns() - begin_cpu_ns;
+        let end_ns = now().0;
+        self.log(Committed {
+            begin_ns,
+            end_ns,
+            off_cpu_ns: (end_ns - begin_ns).saturating_sub(cpu_ns),
+            port,
+        });
     }
 
     /// Enters a fault into the log; one writer at a time, as each server of the suite has one worker.
-    pub(super) fn log(&self, begin_ns: u64, end_ns: u64, port: u16) {
+    pub(super) fn log(&self, committed: Committed) {
         let page = self.page();
         let number = page.committed.load(Ordering::Relaxed);
         if let Some(entry) = page.log.get(number as usize) {
-            entry.begin_ns.store(begin_ns, Ordering::Relaxed);
-            entry.end_ns.store(end_ns, Ordering::Relaxed);
-            entry.port.store(port.into(), Ordering::Relaxed);
+            entry.begin_ns.store(committed.begin_ns, Ordering::Relaxed);
+            entry.end_ns.store(committed.end_ns, Ordering::Relaxed);
+            entry.off_cpu_ns.store(committed.off_cpu_ns, Ordering::Relaxed);
+            entry.port.store(committed.port.into(), Ordering::Relaxed);
             page.committed.store(number + 1, Ordering::Release);
         }
     }
 
-    fn read_cold(&self, pages: u64) -> std::io::Result<()> {
-        let file = File::open(&self.cold_file)?;
-        // Forgotten, and not read ahead: every page is a wait for the disk and next to no work.
-        for advice in [libc::POSIX_FADV_DONTNEED, libc::POSIX_FADV_RANDOM] {
-            // SAFETY: an open descriptor; the call takes no memory of ours.
-            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, advice) };
+    /// Touches the next part of the hole, page by page.
+    fn touch(&self, bytes: u64) -> anyhow::Result<()> {
+        let from = self.touched.fetch_add(bytes, Ordering::Relaxed) % HOLE_BYTES;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&self.hole)?;
+        file.set_len(HOLE_BYTES + bytes)?;
+        let length = NonZeroUsize::new(bytes as usize).context("no bytes to touch")?;
+        // SAFETY: a fresh private view of a file that is longer than what is mapped.
+        let mapped = unsafe {
+            mmap(
+                None,
+                length,
+                ProtFlags::PROT_READ,
+                MapFlags::MAP_SHARED,
+                &file,
+                from.cast_signed(),
+            )
+        }?;
+        for at in (0..length.get()).step_by(4096) {
+            // SAFETY: inside the mapping.
+            unsafe { mapped.cast::<u8>().add(at).read_volatile() };
         }
-        let mut page = [0; 4096];
-        for number in 0..pages {
-            file.read_exact_at(&mut page, number * COLD_STRIDE_BYTES)?;
+        // SAFETY: mapped above with this length, and nothing refers to it.
+        unsafe { munmap(mapped, length.get()) }?;
+        Ok(())
+    }
+
+    fn read_cold(&self, blocks: u64) -> std::io::Result<()> {
+        let file = File::open(&self.cold_file)?;
+        // SAFETY: an open descriptor; the call takes no memory of ours.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        let mut block = vec![0; COLD_BLOCK_BYTES as usize];
+        for number in 0..blocks {
+            file.read_exact_at(&mut block, number * COLD_BLOCK_BYTES)?;
         }
         Ok(())
+    }
+}
+
+/// Waits for a lock that another thread takes before and lets go of after `held`.
+fn wait_for_lock(held: Duration) {
+    let lock = Arc::new(Mutex::new(()));
+    let (taken, is_taken) = mpsc::sync_channel(1);
+    let theirs = Arc::clone(&lock);
+    let holder = std::thread::Builder::new()
+        .name(LOCK_HOLDER.to_owned())
+        .spawn(move || {
+            let guard = theirs.lock();
+            let _ = taken.send(());
+            std::thread::sleep(held);
+            drop(guard);
+        });
+    // Without a thread there is no lock to wait for: a short fault, as the log tells.
+    if let Ok(holder) = holder
+        && is_taken.recv().is_ok()
+    {
+        drop(lock.lock());
+        let _ = holder.join();
     }
 }
 

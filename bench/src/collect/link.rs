@@ -20,7 +20,7 @@ use netlink_packet_route::link::{InfoData, InfoVeth};
 use nix::{
     errno::Errno,
     net::if_::if_nametoindex,
-    sched::{CloneFlags, unshare},
+    sched::{CloneFlags, setns, unshare},
     sys::{prctl::set_pdeathsig, signal::Signal},
 };
 use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth};
@@ -72,6 +72,28 @@ pub fn spawn(command: &mut Command) -> anyhow::Result<Child> {
             "start {} in a new network namespace: needs CAP_SYS_ADMIN, run as root; a container must allow it too",
             command.get_program().display()
         )
+    })
+}
+
+/// Does something inside the network namespace of a process, in a thread that is left behind there and ends.
+///
+/// # Errors
+/// When the process is gone, without `CAP_SYS_ADMIN`, or what it does fails.
+pub fn inside<T: Send>(pid: u32, action: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+    let namespace = format!("/proc/{pid}/ns/net");
+    let namespace = fs::File::open(&namespace)
+        .with_context(|| format!("open {namespace}: does the process live? run as root"))?;
+    thread::scope(|scope| {
+        let inside = || {
+            setns(&namespace, CloneFlags::CLONE_NEWNET).with_context(|| {
+                format!("enter the network namespace of process {pid}: needs CAP_SYS_ADMIN, run as root")
+            })?;
+            action()
+        };
+        match scope.spawn(inside).join() {
+            Ok(outcome) => outcome,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
     })
 }
 

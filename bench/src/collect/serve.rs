@@ -25,7 +25,7 @@ use tokio::{
 use super::{
     deadlines::Deadlines,
     exchange::{READ_BYTES, RESPONSE, plain_bytes, process, take_out},
-    fault::{Faults, Stage},
+    fault::{Committed, Fault, Faults, Stage},
     host::thread_cpu_ns,
     tls::{Identity, server_config},
     worker::{
@@ -280,7 +280,11 @@ impl Worker {
 
     fn listen(&self, of_worker: &Rc<OfWorker>) -> anyhow::Result<()> {
         for &(arm, port) in &self.settings.ports {
-            let listener = listen(SocketAddr::new(self.settings.address, port))?;
+            let backlog = of_worker.faults.as_ref().and_then(Faults::backlog);
+            let listener = listen(
+                SocketAddr::new(self.settings.address, port),
+                backlog.unwrap_or(BACKLOG),
+            )?;
             let config = server_config(arm, &self.settings.identity)?;
             tokio::task::spawn_local(accept(
                 listener,
@@ -294,7 +298,7 @@ impl Worker {
     }
 }
 
-fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+fn listen(address: SocketAddr, backlog: u32) -> anyhow::Result<TcpListener> {
     let make = || -> io::Result<TcpListener> {
         let socket = if address.is_ipv4() {
             TcpSocket::new_v4()?
@@ -305,7 +309,7 @@ fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
         // Each worker has listeners of its own; the kernel spreads the connections.
         socket.set_reuseport(true)?;
         socket.bind(address)?;
-        socket.listen(BACKLOG)
+        socket.listen(backlog)
     };
     make().with_context(|| {
         format!("listen on {address}: if another program has the port, name a free one with --port")
@@ -338,12 +342,16 @@ async fn accept(
             ..ConnectionStamps::default()
         };
         shared.open.fetch_add(1, Ordering::AcqRel);
+        let fault = of_worker
+            .faults
+            .as_ref()
+            .and_then(|faults| faults.take(Stage::Accept));
         let (config, sink, shared) = (config.clone(), sink.clone(), Arc::clone(&shared));
-        let of_worker = Rc::clone(&of_worker);
+        let its = Rc::clone(&of_worker);
         tokio::task::spawn_local(async move {
             let result = match config {
-                Some(config) => serve_tls(stream, config, &of_worker, &mut stamps).await,
-                None => serve_plain(stream, &of_worker, &mut stamps).await,
+                Some(config) => serve_tls(stream, config, &its, &mut stamps).await,
+                None => serve_plain(stream, &its, &mut stamps).await,
             };
             stamps.outcome = result.unwrap_or_else(|error| outcome_of(&error)) as u8;
             stamps.closed_ns = now().0;
@@ -352,6 +360,16 @@ async fn accept(
             }
             shared.open.fetch_sub(1, Ordering::AcqRel);
         });
+        if let (Some(Fault::PauseAccept(ns)), Some(faults)) = (fault, &of_worker.faults) {
+            let begin_ns = now().0;
+            tokio::time::sleep(Duration::from_nanos(ns)).await;
+            faults.log(Committed {
+                begin_ns,
+                end_ns: now().0,
+                off_cpu_ns: 0,
+                port: 0,
+            });
+        }
     }
 }
 
@@ -397,6 +415,11 @@ async fn serve_tls(
         }
         if tls.is_handshaking() {
             stamps.flight_written_ns = now().0;
+            if let Some(faults) = &of_worker.faults
+                && let Some(fault) = faults.take(Stage::Flight)
+            {
+                faults.commit(fault, stamps.remote_port);
+            }
             continue;
         }
         if stamps.handshake_done_ns == 0 {
@@ -434,7 +457,12 @@ async fn serve_tls(
             let begin_ns = now().0;
             send_held(&stream, &mut tls, &mut out, stamps).await?;
             stamps.response_written_ns = now().0;
-            faults.log(begin_ns, stamps.response_written_ns, stamps.remote_port);
+            faults.log(Committed {
+                begin_ns,
+                end_ns: stamps.response_written_ns,
+                off_cpu_ns: 0,
+                port: stamps.remote_port,
+            });
             // A FIN would push the held segment out.
             tokio::time::sleep(HOLD).await;
             close(stream, of_worker).await;

@@ -215,6 +215,8 @@ pub struct Recording<T> {
     pub cut: bool,
     /// Chunks whose checksum failed.
     pub damaged_chunks: u64,
+    /// How many records stand before each place where some are missing.
+    pub gaps: Vec<usize>,
     /// SHA-256 of the whole source, in hex.
     pub sha256: String,
 }
@@ -254,6 +256,7 @@ impl<T: FromBytes + Immutable> Recording<T> {
             records: Vec::new(),
             cut: true,
             damaged_chunks: 0,
+            gaps: Vec::new(),
             sha256: String::new(),
         };
         while let Some(block) = read_block(&mut source)? {
@@ -262,7 +265,10 @@ impl<T: FromBytes + Immutable> Recording<T> {
                     recording.cut = false;
                     break;
                 }
-                Block::Damaged => recording.damaged_chunks += 1,
+                Block::Damaged => {
+                    recording.damaged_chunks += 1;
+                    recording.gaps.push(recording.records.len());
+                }
                 Block::Records(bytes) => {
                     let whole = bytes.len() - bytes.len() % size_of::<T>();
                     let records = bytes[..whole].chunks_exact(size_of::<T>());
@@ -272,6 +278,9 @@ impl<T: FromBytes + Immutable> Recording<T> {
                     recording.damaged_chunks += u64::from(whole != bytes.len());
                 }
             }
+        }
+        if recording.cut {
+            recording.gaps.push(recording.records.len());
         }
         // What follows the end mark belongs to the file's checksum all the same.
         io::copy(&mut source, &mut io::sink())?;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::summary::{
     ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, Evidence, HostSummary, Lane, LaneMark,
-    LaneSpan, LossSummary, Outlier, Percentiles, SUMMARY_SCHEMA, Summary, SwimLanes, TrialSummary, Verdict,
+    LaneSpan, LossSummary, Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary, Summary, SwimLanes,
+    TrialSummary, Verdict,
 };
 use crate::{
     attribute::ledger::{Ledger, Line, Segment, Side, ThreadLine},
@@ -491,6 +492,15 @@ pub(super) fn two_arms() -> Sample {
                 ring_used_max: 0.31,
             },
         )]),
+        steal: BTreeMap::from([(
+            "raw/client".to_owned(),
+            StealSummary {
+                counter_ns: 17_320_996,
+                stat_ns: 20_000_000,
+                tick_ns: 10_000_000,
+                agree: true,
+            },
+        )]),
         probes: BTreeMap::from([(
             "client".to_owned(),
             vec![
@@ -558,6 +568,7 @@ pub(super) fn empty() -> Sample {
     sample.summary.decomposition.clear();
     sample.summary.tail_budget.clear();
     sample.summary.losses.clear();
+    sample.summary.steal.clear();
     sample.summary.probes.clear();
     sample.summary.verdicts.clear();
     sample.summary.clock = ClockSummary::default();

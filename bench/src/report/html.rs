@@ -433,6 +433,20 @@ fn facts(out: &mut String, summary: &Summary, arms: &[(&str, &ArmSummary)]) {
             ),
         );
     }
+    for (folder, steal) in &summary.steal {
+        put!(
+            out,
+            "<dt>Steal, {}</dt><dd>{} by the hypervisor's counter, {} by /proc/stat: {}</dd>",
+            escape(folder),
+            text::duration(steal.counter_ns),
+            text::duration(steal.stat_ns),
+            if steal.agree {
+                "they agree"
+            } else {
+                "they disagree by more than ticks can"
+            }
+        );
+    }
     out.push_str("</dl>");
     if !summary.losses.is_empty() {
         out.push_str(

@@ -46,6 +46,21 @@ pub struct Summary {
     pub probes: BTreeMap<String, Vec<ProbeStatus>>,
     /// How the two hosts' clocks were brought together.
     pub clock: ClockSummary,
+    /// What the hypervisor took from the measured CPUs over all trials, by host folder, where it says so.
+    pub steal: BTreeMap<String, StealSummary>,
+}
+
+/// Two witnesses of the same steal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StealSummary {
+    /// By the hypervisor's live counter, ns.
+    pub counter_ns: u64,
+    /// By /proc/stat, ns: whole ticks.
+    pub stat_ns: u64,
+    /// Length of a tick, ns.
+    pub tick_ns: u64,
+    /// Whether they differ by no more than ticks can.
+    pub agree: bool,
 }
 
 /// One end of the connections; what its host does not tell is absent. The manifest has more.

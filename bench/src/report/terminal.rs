@@ -483,6 +483,16 @@ fn gaps(page: &mut Page, summary: &Summary) {
             ));
         }
     }
+    for (folder, steal) in summary.steal.iter().filter(|(_, steal)| !steal.agree) {
+        rows.push((
+            format!("  {folder}: "),
+            format!(
+                "steal is {} by the hypervisor's counter and {} by /proc/stat",
+                text::duration(steal.counter_ns),
+                text::duration(steal.stat_ns)
+            ),
+        ));
+    }
     for (host, probes) in &summary.probes {
         for probe in probes.iter().filter(|probe| !probe.attached) {
             rows.push((

@@ -83,7 +83,7 @@ pub struct Incident {
     pub at: HostNs,
     /// The record's kind: [`kind::DROP`], [`kind::RETRANSMIT`] and so on.
     pub kind: u8,
-    /// `DROP`: value of `enum skb_drop_reason`. `WRITE_TIMER`: what the timer was armed for, a value of
+    /// `DROP`: value of `enum skb_drop_reason`. `STATE`: the TCP state entered. `WRITE_TIMER`: what the timer was armed for, a value of
     /// [`pqtail_common::pending`].
     pub reason: u32,
 }
@@ -178,6 +178,10 @@ impl Views {
             From::Client => view.initial,
             From::Server => {
                 if packet.tcp_flags & SYN != 0 {
+                    // Another connection's, whose own SYN was not recorded, on the same port again.
+                    if packet.acknowledgement != view.initial.wrapping_add(1) {
+                        return;
+                    }
                     view.server_initial = Some(packet.sequence);
                 }
                 match view.server_initial {
@@ -222,7 +226,11 @@ impl Views {
             view.incidents.push(Incident {
                 at: HostNs(head.at_ns),
                 kind: head.kind,
-                reason: socket.pending,
+                reason: if head.kind == kind::STATE {
+                    socket.new_state
+                } else {
+                    socket.pending
+                },
             });
         }
     }
@@ -380,6 +388,11 @@ pub enum Resend {
     Timeout,
     /// A tail-loss probe: two round trips, and 200 ms if only one segment was out.
     LossProbe,
+    /// RACK's timer: acknowledgements of later segments came, and the time in which it might still have come late is over.
+    Reordering,
+    /// The client's time-out, but nothing was lost: the listener dropped it, since its accept queue was full and the connection
+    /// could not be established on this end.
+    Refused,
     /// Acknowledgements of what came after it, or the other end's own repetition.
     Acknowledgements,
 }
@@ -459,6 +472,28 @@ fn refused_until(server: &View, synack: &Crossing) -> Option<HostNs> {
     before.next_back().map(|syn| syn.at)
 }
 
+/// Kernel number of the TCP state (include/net/tcp_states.h).
+const ESTABLISHED: u32 = 1;
+
+/// Whether the server dropped a part of the first flight while the connection was not established on its end: it had no room
+/// in its accept queue for it. The reason that the kernel gives differs by version (`NO_SOCKET` in 6.18).
+fn was_refused(server: &View, flight: Flight) -> bool {
+    let mut established = server
+        .incidents
+        .iter()
+        .filter(|each| each.kind == kind::STATE && each.reason == ESTABLISHED);
+    let Some(established) = established.next().map(|each| each.at) else {
+        return false;
+    };
+    server.seen.iter().any(|each| {
+        each.dropped
+            && each.from == From::Client
+            && each.has_data()
+            && each.start < flight.end
+            && each.at < established
+    })
+}
+
 /// What the sender's timers say of a segment that left at this time.
 fn resend(sender: &View, again: HostNs, is_handshake: bool) -> Resend {
     let fired = sender.incidents.iter().rev().find(|each| {
@@ -468,7 +503,8 @@ fn resend(sender: &View, again: HostNs, is_handshake: bool) -> Resend {
     match fired {
         Some(_) if is_handshake => Resend::HandshakeTimeout,
         Some(timer) if timer.reason == pending::LOSS_PROBE => Resend::LossProbe,
-        Some(timer) if timer.reason != pending::REORDER => Resend::Timeout,
+        Some(timer) if timer.reason == pending::REORDER => Resend::Reordering,
+        Some(_) => Resend::Timeout,
         _ => Resend::Acknowledgements,
     }
 }
@@ -558,7 +594,11 @@ fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) 
         arrived: last.at,
         arrived_cpu: last.cpu,
         repeats: repeats as u32,
-        resend: resend(sender, out_again, false),
+        resend: if flight.from == From::Client && number == 1 && was_refused(receiver, flight) {
+            Resend::Refused
+        } else {
+            resend(sender, out_again, false)
+        },
         refused_until: None,
     })
 }
@@ -631,6 +671,8 @@ mod tests {
             destination,
             destination_port,
             sequence,
+            // Only a SYN-ACK's matters, and all stories with one begin with the SYN 100.
+            acknowledgement: 101,
             payload_bytes,
             tcp_flags,
             ..Packet::default()

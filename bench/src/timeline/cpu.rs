@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use pqtail_common::{Beat, Head, Loss, Rename, Span, Switch, Wake, flag, kind};
+use pqtail_common::{Beat, Head, Rename, Span, Switch, Wake, flag, kind};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 /// One kernel record, still raw.
@@ -75,7 +75,6 @@ pub struct Stretch {
 pub struct Cpus {
     stretches: BTreeMap<u32, Vec<Stretch>>,
     names: BTreeMap<u32, String>,
-    losses: Vec<(u64, u64)>,
     /// Whether any record carried a steal counter.
     pub steal_known: bool,
     /// Steal seen over the recording, ns by CPU.
@@ -102,8 +101,6 @@ impl Cpus {
         for raw in records {
             let head = head(raw);
             if head.kind == kind::LOSS {
-                let loss: Loss = as_record(raw);
-                cpus.losses.push((loss.start_ns, head.at_ns));
                 continue;
             }
             if head.kind == kind::RENAME {
@@ -151,7 +148,6 @@ impl Cpus {
             .into_iter()
             .map(|(cpu, layers)| (cpu, layers.flatten()))
             .collect();
-        cpus.losses.sort_unstable();
         cpus
     }
 
@@ -196,14 +192,6 @@ impl Cpus {
             Some(name) => format!("{name} [{tid}]"),
             None => format!("[{tid}]"),
         }
-    }
-
-    /// Whether records were lost anywhere between two times.
-    #[must_use]
-    pub fn lost_between(&self, start_ns: u64, end_ns: u64) -> bool {
-        self.losses
-            .iter()
-            .any(|&(from, to)| from < end_ns && to > start_ns)
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::attribute::ledger::{Line, Segment, Side, ThreadLine};
+use crate::{
+    attribute::ledger::{Line, Segment, Side, ThreadLine},
+    collect::fault::LOCK_HOLDER,
+};
 
 /// One kind of fault, on one end where it can hit either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,6 +16,8 @@ pub enum Case {
     Hog(Side),
     /// The same with a real-time priority.
     FifoHog(Side),
+    /// Packets between two other namespaces whose reception takes the thread's CPU.
+    SoftirqFlood(Side),
     /// The thread's cgroup runs out of its CPU quota.
     Quota(Side),
     /// The process is stopped by a signal and continued.
@@ -21,12 +26,34 @@ pub enum Case {
     Compute,
     /// One connection's handler sleeps in a system call.
     Sleep,
+    /// One connection's handler waits for a lock that another thread holds.
+    Lock,
     /// One connection's handler reads a file from the disk.
     ColdRead,
+    /// One connection's handler touches new memory in a cgroup that is at its limit.
+    Reclaim,
     /// One connection's response is held back by Nagle's algorithm until the client's delayed ACK.
     HeldResponse,
+    /// The server stops to accept, and its queue has room.
+    AcceptPause,
+    /// The same, and the queue has no room.
+    AcceptOverflow,
     /// A segment is lost on its way.
     Loss(Loss),
+    /// What this end sends waits in its device's queue.
+    SlowPath(Side),
+    /// A real-time task on the server's CPU, and one of those that wait for it loses its server flight too.
+    HogAndLoss,
+    /// A real-time task for so long that delayed-ACK timers fire, which are not the cause.
+    DelayedAckDecoy,
+    /// The server runs out of its quota while another task of least priority runs on its CPU, which is not the cause.
+    NeighbourDecoy,
+    /// Both ends share one CPU: each is the other's culprit.
+    SharedCpu,
+    /// More requests than the load generator can send.
+    Overload,
+    /// The client has too few ephemeral ports.
+    FewPorts,
 }
 
 /// Which segment is lost.
@@ -48,13 +75,33 @@ const SIDES: [(Side, &str); 2] = [(Side::Client, "client"), (Side::Server, "serv
 pub(super) const HOG: &str = "pq-hog";
 pub(super) const FIFO_HOG: &str = "pq-fifo-hog";
 
+/// The task of the neighbour decoy.
+pub(super) const NEIGHBOUR: &str = "pq-neighbour";
+
 /// What the attribution ought to say of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Expectation {
     /// The cause.
     pub(super) line: Line,
-    /// What the culprit's name must contain; `None` if the cause has no culprit.
-    pub(super) culprit: Option<&'static str>,
+    /// The culprit's name must contain one of these; none if the cause has no culprit.
+    pub(super) culprits: &'static [&'static str],
+}
+
+/// Whom an injection reaches, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Nobody in particular: the whole run is the injection, or there is none.
+    Nobody,
+    /// Every request, for as long as both last together.
+    Overlap,
+    /// Its victim for as long as it lasts, and bystanders for as long as they last together.
+    Handler,
+    /// Its victim alone, for all of its added latency: the effect comes after the deed.
+    Victim,
+    /// Its victim as before, and every other request that it overlaps.
+    VictimAndOverlap,
+    /// Every request that begins in it, for all of its added latency.
+    Begin,
 }
 
 impl Case {
@@ -65,15 +112,27 @@ impl Case {
             Self::Nothing,
             Self::Compute,
             Self::Sleep,
+            Self::Lock,
             Self::ColdRead,
+            Self::Reclaim,
             Self::HeldResponse,
+            Self::AcceptPause,
+            Self::AcceptOverflow,
+            Self::HogAndLoss,
+            Self::DelayedAckDecoy,
+            Self::NeighbourDecoy,
+            Self::SharedCpu,
+            Self::Overload,
+            Self::FewPorts,
         ];
         for (side, _) in SIDES {
             all.extend([
                 Self::Hog(side),
                 Self::FifoHog(side),
+                Self::SoftirqFlood(side),
                 Self::Quota(side),
                 Self::Stop(side),
+                Self::SlowPath(side),
             ]);
         }
         all.extend([Loss::Syn, Loss::SynAck, Loss::ClientHello, Loss::ServerFlight].map(Self::Loss));
@@ -87,34 +146,76 @@ impl Case {
             let end = if side == Side::Client { "client" } else { "server" };
             format!("{name}.{end}")
         };
+        let name = match self {
+            Self::Hog(side) => return on("hog", side),
+            Self::FifoHog(side) => return on("fifo-hog", side),
+            Self::SoftirqFlood(side) => return on("softirq-flood", side),
+            Self::Quota(side) => return on("quota", side),
+            Self::Stop(side) => return on("stop", side),
+            Self::SlowPath(side) => return on("slow-path", side),
+            Self::Nothing => "nothing",
+            Self::Compute => "compute.server",
+            Self::Sleep => "sleep.server",
+            Self::Lock => "lock.server",
+            Self::ColdRead => "cold-read.server",
+            Self::Reclaim => "reclaim.server",
+            Self::HeldResponse => "held-response.server",
+            Self::AcceptPause => "accept-pause.server",
+            Self::AcceptOverflow => "accept-overflow.server",
+            Self::Loss(Loss::Syn) => "loss.syn",
+            Self::Loss(Loss::SynAck) => "loss.syn-ack",
+            Self::Loss(Loss::ClientHello) => "loss.client-hello",
+            Self::Loss(Loss::ServerFlight) => "loss.server-flight",
+            Self::HogAndLoss => "hog-and-loss.server",
+            Self::DelayedAckDecoy => "decoy.delayed-ack",
+            Self::NeighbourDecoy => "decoy.neighbour",
+            Self::SharedCpu => "shared-cpu",
+            Self::Overload => "overload.client",
+            Self::FewPorts => "few-ports.client",
+        };
+        name.to_owned()
+    }
+
+    /// Requests per second of its run, where the suite's is `rate_hz`.
+    pub(super) fn rate_hz(self, rate_hz: f64) -> f64 {
         match self {
-            Self::Nothing => "nothing".to_owned(),
-            Self::Hog(side) => on("hog", side),
-            Self::FifoHog(side) => on("fifo-hog", side),
-            Self::Quota(side) => on("quota", side),
-            Self::Stop(side) => on("stop", side),
-            Self::Compute => "compute.server".to_owned(),
-            Self::Sleep => "sleep.server".to_owned(),
-            Self::ColdRead => "cold-read.server".to_owned(),
-            Self::HeldResponse => "held-response.server".to_owned(),
-            Self::Loss(Loss::Syn) => "loss.syn".to_owned(),
-            Self::Loss(Loss::SynAck) => "loss.syn-ack".to_owned(),
-            Self::Loss(Loss::ClientHello) => "loss.client-hello".to_owned(),
-            Self::Loss(Loss::ServerFlight) => "loss.server-flight".to_owned(),
+            // No machine of two CPUs makes so many handshakes on one of them.
+            Self::Overload => 20_000.0,
+            _ => rate_hz,
         }
     }
 
     /// Flags that its run needs besides the suite's own.
-    pub(super) fn run_flags(self) -> &'static [&'static str] {
-        &[]
+    pub(super) fn run_flags(self, cpus: &[u32]) -> Vec<String> {
+        match (self, cpus.first()) {
+            (Self::SharedCpu, Some(cpu)) => ["--client-cpus", "--server-cpus"]
+                .into_iter()
+                .flat_map(|flag| [flag.to_owned(), cpu.to_string()])
+                .collect(),
+            _ => Vec::new(),
+        }
     }
 
-    /// Whether an injection is meant for one connection only, and hits the others as bystanders at most.
-    pub(super) fn has_victim(self) -> bool {
-        !matches!(
-            self,
-            Self::Nothing | Self::Hog(_) | Self::FifoHog(_) | Self::Quota(_) | Self::Stop(_)
-        )
+    /// How the injected time of a request is known.
+    pub(super) fn reach(self) -> Reach {
+        match self {
+            Self::Nothing | Self::Overload | Self::FewPorts => Reach::Nobody,
+            Self::Hog(_)
+            | Self::FifoHog(_)
+            | Self::SoftirqFlood(_)
+            | Self::Quota(_)
+            | Self::Stop(_)
+            | Self::AcceptPause
+            | Self::SlowPath(_)
+            | Self::DelayedAckDecoy
+            | Self::NeighbourDecoy => Reach::Overlap,
+            Self::Compute | Self::Sleep | Self::Lock | Self::ColdRead | Self::Reclaim | Self::SharedCpu => {
+                Reach::Handler
+            }
+            Self::HeldResponse | Self::Loss(_) => Reach::Victim,
+            Self::HogAndLoss => Reach::VictimAndOverlap,
+            Self::AcceptOverflow => Reach::Begin,
+        }
     }
 
     /// What ought to be said of a request that it hit: the victim, or a bystander that waited meanwhile. `None` if nothing in
@@ -123,32 +224,60 @@ impl Case {
         let thread = |side, line, culprit| {
             Some(Expectation {
                 line: Line::Thread(side, line),
-                culprit,
+                culprits: culprit,
             })
         };
-        let retransmit = |segment| {
+        let retransmit = |segment, culprit| {
             Some(Expectation {
                 line: Line::Retransmit(segment),
-                culprit: None,
+                culprits: culprit,
             })
         };
         match self {
-            Self::Nothing => None,
-            Self::Hog(side) => thread(side, ThreadLine::RunQueue, Some(HOG)),
-            Self::FifoHog(side) => thread(side, ThreadLine::RunQueue, Some(FIFO_HOG)),
-            Self::Quota(side) => thread(side, ThreadLine::Throttled, Some("quota")),
-            Self::Stop(side) => thread(side, ThreadLine::Stopped, Some("stop signal")),
-            Self::Compute if is_victim => thread(Side::Server, ThreadLine::Compute, None),
-            Self::Compute => thread(Side::Server, ThreadLine::OtherWork, Some("other requests")),
-            Self::Sleep | Self::ColdRead => thread(Side::Server, ThreadLine::Blocked, None),
+            Self::Nothing | Self::Overload | Self::FewPorts => None,
+            Self::Hog(side) => thread(side, ThreadLine::RunQueue, &[HOG]),
+            Self::FifoHog(side) => thread(side, ThreadLine::RunQueue, &[FIFO_HOG]),
+            Self::DelayedAckDecoy => thread(Side::Server, ThreadLine::RunQueue, &[FIFO_HOG]),
+            Self::SoftirqFlood(side) => thread(side, ThreadLine::Softirq, &["NET_RX", "ksoftirqd"]),
+            Self::Quota(side) => thread(side, ThreadLine::Throttled, &["quota"]),
+            Self::NeighbourDecoy => thread(Side::Server, ThreadLine::Throttled, &["quota"]),
+            Self::Stop(side) => thread(side, ThreadLine::Stopped, &["stop signal"]),
+            Self::Compute | Self::SharedCpu if is_victim => thread(Side::Server, ThreadLine::Compute, &[]),
+            Self::Compute => thread(Side::Server, ThreadLine::OtherWork, &["other requests"]),
+            // Whether the client waits for the CPU or the server for its own thread depends on who woke first.
+            Self::SharedCpu => None,
+            Self::Sleep => thread(Side::Server, ThreadLine::Blocked, &["sleep ("]),
+            Self::Lock => thread(Side::Server, ThreadLine::Blocked, &[LOCK_HOLDER]),
+            Self::ColdRead => thread(Side::Server, ThreadLine::Blocked, &["disk ("]),
+            Self::Reclaim => thread(
+                Side::Server,
+                ThreadLine::Blocked,
+                &["memory reclaim for its cgroup"],
+            ),
+            Self::AcceptPause => thread(Side::Server, ThreadLine::AcceptQueue, &["not accepted yet"]),
+            Self::AcceptOverflow => thread(Side::Server, ThreadLine::AcceptQueue, &["accept queue full"]),
+            Self::SlowPath(_) => Some(Expectation {
+                line: Line::Network,
+                culprits: &[],
+            }),
+            Self::HogAndLoss if !is_victim => thread(Side::Server, ThreadLine::RunQueue, &[FIFO_HOG]),
             _ if !is_victim => None,
             Self::HeldResponse => Some(Expectation {
                 line: Line::DelayedAck,
-                culprit: None,
+                culprits: &[],
             }),
-            Self::Loss(Loss::Syn) => retransmit(Segment::Syn),
-            Self::Loss(Loss::SynAck) => retransmit(Segment::SynAck),
-            Self::Loss(Loss::ClientHello | Loss::ServerFlight) => retransmit(Segment::Data),
+            Self::Loss(Loss::Syn) => retransmit(Segment::Syn, &["lost SYN: handshake time-out"]),
+            Self::Loss(Loss::SynAck) => retransmit(Segment::SynAck, &["lost SYN-ACK: handshake time-out"]),
+            // One segment and a tail-loss probe, or several and RACK.
+            Self::Loss(Loss::ClientHello | Loss::ServerFlight) | Self::HogAndLoss => retransmit(
+                Segment::Data,
+                &[
+                    "lost data segment: tail-loss probe",
+                    "lost data segment: retransmission time-out",
+                    "lost data segment: reordering window",
+                    "lost data segment: fast retransmission",
+                ],
+            ),
         }
     }
 }

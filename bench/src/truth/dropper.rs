@@ -8,11 +8,7 @@
 //! may merge several (`veth_xdp_set`): what left as one record leaves as one a segment, a few microseconds apart. So
 //! compare a faulty run only with a run that had the dropper attached too.
 
-use std::{
-    fs::File,
-    sync::{Mutex, MutexGuard, PoisonError},
-    thread,
-};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, ensure};
 use aya::{
@@ -20,13 +16,13 @@ use aya::{
     maps::{Array, MapData},
     programs::{ProgramError, Xdp, XdpMode},
 };
-use nix::{
-    errno::Errno,
-    sched::{CloneFlags, setns},
-};
+use nix::errno::Errno;
 use pqtail_common::{DROPS_MAX, DropOrder, segment};
 
-use crate::collect::probes::{OBJECT, take};
+use crate::collect::{
+    link,
+    probes::{OBJECT, take},
+};
 
 /// Ring of the probes, which are in the same object but not loaded here; the smallest that every page size allows.
 const UNUSED_RING_BYTES: u32 = 64 << 10;
@@ -113,23 +109,8 @@ impl Dropper {
     /// Without root, when the process or its interface is gone, when another XDP program is attached there already,
     /// or when the interface is no veth.
     pub fn attach(pid: u32, interface: &str) -> anyhow::Result<Self> {
-        let namespace = format!("/proc/{pid}/ns/net");
-        let namespace = File::open(&namespace)
-            .with_context(|| format!("open {namespace}: does the process live? run as root"))?;
-        // A namespace belongs to a thread: this one is left behind in it and ends.
-        let mut ebpf = thread::scope(|scope| {
-            let inside = || {
-                setns(&namespace, CloneFlags::CLONE_NEWNET).with_context(|| {
-                    format!("enter the network namespace of process {pid}: needs CAP_SYS_ADMIN, run as root")
-                })?;
-                load_and_attach(interface)
-            };
-            match scope.spawn(inside).join() {
-                Ok(outcome) => outcome,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        })
-        .with_context(|| format!("lose segments on {interface} of process {pid}"))?;
+        let mut ebpf = link::inside(pid, || load_and_attach(interface))
+            .with_context(|| format!("lose segments on {interface} of process {pid}"))?;
         Ok(Self {
             order: Mutex::new(Orders {
                 map: Array::try_from(take(&mut ebpf, "ORDER")?)?,

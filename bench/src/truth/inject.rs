@@ -3,8 +3,13 @@
 use std::{
     fs,
     io::Write as _,
-    path::{Path, PathBuf},
-    thread,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -17,26 +22,53 @@ use nix::{
 use serde::Serialize;
 
 use super::{
-    case::{Case, FIFO_HOG, HOG, Loss},
+    case::{Case, FIFO_HOG, HOG, Loss, NEIGHBOUR},
+    cgroup::{Cgroup, Controller},
     dropper::{Dropper, Segment},
+    flood::Flood,
+    shaper::Shaper,
 };
 use crate::{
     attribute::ledger::Side,
     clock::now,
     collect::{
-        fault::{COLD_STRIDE_BYTES, Fault, Faults},
+        fault::{COLD_BLOCK_BYTES, Committed, Fault, Faults},
         link,
         worker::pin,
     },
     record::manifest::{Host, Manifest},
 };
 
-/// How long a task spins, a process is stopped, a handler computes or sleeps: far above what the machine does by itself.
+/// How long a task spins, a process is stopped, a handler computes or sleeps, packets flood or queue: far above what the
+/// machine does by itself.
 const SPIN: Duration = Duration::from_millis(20);
 const STOP: Duration = Duration::from_millis(20);
+const FLOOD: Duration = Duration::from_millis(20);
+const SLOW: Duration = Duration::from_millis(40);
 const HANDLER_NS: u64 = 20_000_000;
+/// Longer than the least delayed-ACK time-out (40 ms), so that such timers fire.
+const DECOY_SPIN: Duration = Duration::from_millis(90);
+/// Long enough that more requests begin than [`PORTS`] has.
+const PORTS_STOP: Duration = Duration::from_millis(100);
+/// The client's ephemeral ports when they are few.
+const PORTS: (u16, u16) = (40_000, 40_007);
 /// Enough that a disk needs some milliseconds for them.
-const COLD_PAGES: u64 = 200;
+const COLD_BLOCKS: u64 = 8;
+
+/// A cgroup's memory limit, and what a handler touches of new memory each time: all of it must be reclaimed first.
+const MEMORY_BYTES: u64 = 8 << 20;
+const MAP_BYTES: u64 = 3 << 20;
+/// Until the cgroup is full nothing is reclaimed.
+const FILLING: usize = 2;
+
+/// What the slow path lets through: a ClientHello needs some milliseconds, and those behind it wait for it too. Bytes per s.
+const SLOW_RATE: u64 = 100_000;
+
+/// An accept queue that two connections fill.
+const BACKLOG: u32 = 1;
+
+/// A spinning task that sees its clock jump by more has not run meanwhile. ns.
+const OFF_CPU_NS_MIN: u64 = 50_000;
 
 /// Real-time priority of the FIFO task: the least there is, which is above every normal one.
 const FIFO_PRIORITY: i32 = 1;
@@ -55,15 +87,28 @@ const POLL: Duration = Duration::from_millis(1);
 const CLIENT_HELLO_BYTES_MIN: u32 = 190;
 const SERVER_FLIGHT_BYTES_MIN: u32 = 500;
 
-/// One injection as it happened.
+/// One injection as it happened, or a stretch of one that came in pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Window {
     /// Begin; `CLOCK_MONOTONIC` of this machine, which is both ends' clock, ns.
     pub(super) begin_ns: u64,
     /// End; the same as the begin for a lost segment.
     pub(super) end_ns: u64,
+    /// How much of that time the injection really took, as far as the injector can tell; ns.
+    pub(super) injected_ns: u64,
     /// The client's port of the connection that was meant, if one was.
     pub(super) victim: Option<u16>,
+}
+
+impl Window {
+    fn whole(begin_ns: u64, end_ns: u64) -> Self {
+        Self {
+            begin_ns,
+            end_ns,
+            injected_ns: end_ns - begin_ns,
+            victim: None,
+        }
+    }
 }
 
 /// The two ends of the run.
@@ -120,84 +165,120 @@ pub(super) enum Injector {
     Spin {
         cpu: u32,
         realtime: bool,
+        length: Duration,
     },
-    Quota(Quota),
+    /// Spins at real-time priority as soon as a server flight is written: the client's answer comes while it spins.
+    SpinOnBell {
+        cpu: u32,
+        faults: Faults,
+    },
+    Flood(Flood),
+    /// With the neighbour that runs meanwhile, until this is dropped.
+    Quota(
+        Quota,
+        #[expect(dead_code, reason = "held, not read")] Option<Neighbour>,
+    ),
     Stop {
         pid: u32,
+        length: Duration,
     },
     Handler {
         faults: Faults,
         fault: Fault,
     },
-    Drop {
-        dropper: Box<Dropper>,
-        segment: Segment,
-        payload_min: u32,
-        from_client: bool,
+    Reclaim {
+        faults: Faults,
+        _group: Cgroup,
+        /// How long each injection took; the first ones filled the cgroup.
+        took_ns: Vec<u64>,
+    },
+    Drop(Loser),
+    Slow(Shaper),
+    SpinAndDrop {
+        cpu: u32,
+        loser: Loser,
     },
 }
 
+/// Loses one kind of segment.
+pub(super) struct Loser {
+    dropper: Box<Dropper>,
+    segment: Segment,
+    payload_min: u32,
+    from_client: bool,
+}
+
 impl Injector {
+    /// What must be set before the run starts.
+    pub(super) fn before_run(case: Case, faults: &Faults) {
+        if case == Case::AcceptOverflow {
+            faults.limit_backlog(BACKLOG);
+        }
+    }
+
     pub(super) fn prepare(case: Case, ends: &Ends, faults: Faults) -> anyhow::Result<Self> {
+        let spin = |side: Side, realtime, length| Self::Spin {
+            cpu: ends.on(side).cpu,
+            realtime,
+            length,
+        };
+        let handler = |faults, fault| Self::Handler { faults, fault };
         Ok(match case {
-            Case::Nothing => Self::Nothing,
-            Case::Hog(side) => Self::Spin {
-                cpu: ends.on(side).cpu,
-                realtime: false,
+            Case::Nothing | Case::Overload => Self::Nothing,
+            Case::Hog(side) => spin(side, false, SPIN),
+            Case::FifoHog(side) => spin(side, true, SPIN),
+            Case::DelayedAckDecoy => Self::SpinOnBell {
+                cpu: ends.server.cpu,
+                faults,
             },
-            Case::FifoHog(side) => Self::Spin {
-                cpu: ends.on(side).cpu,
-                realtime: true,
-            },
-            Case::Quota(side) => Self::Quota(Quota::on(ends.on(side).tid)?),
+            Case::SoftirqFlood(side) => {
+                let other = match side {
+                    Side::Client => Side::Server,
+                    Side::Server => Side::Client,
+                };
+                Self::Flood(Flood::prepare(ends.on(side).cpu, ends.on(other).cpu)?)
+            }
+            Case::Quota(side) => Self::Quota(Quota::on(ends.on(side))?, None),
+            Case::NeighbourDecoy => {
+                Self::Quota(Quota::on(ends.server)?, Some(Neighbour::start(ends.server.cpu)?))
+            }
             Case::Stop(side) => Self::Stop {
                 pid: ends.on(side).pid,
+                length: STOP,
             },
-            Case::Compute => Self::Handler {
-                faults,
-                fault: Fault::Compute(HANDLER_NS),
-            },
-            Case::Sleep => Self::Handler {
-                faults,
-                fault: Fault::Sleep(HANDLER_NS),
-            },
+            Case::FewPorts => {
+                limit_ports(ends.client.pid)?;
+                Self::Stop {
+                    pid: ends.server.pid,
+                    length: PORTS_STOP,
+                }
+            }
+            Case::Compute | Case::SharedCpu => handler(faults, Fault::Compute(HANDLER_NS)),
+            Case::Sleep => handler(faults, Fault::Sleep(HANDLER_NS)),
+            Case::Lock => handler(faults, Fault::Lock(HANDLER_NS)),
             Case::ColdRead => {
                 let path = faults.cold_file().to_owned();
                 write_cold(&path).with_context(|| format!("write {}", path.display()))?;
-                Self::Handler {
+                handler(faults, Fault::Read(COLD_BLOCKS))
+            }
+            Case::Reclaim => {
+                let group = Cgroup::create(Controller::Memory, ends.server.pid, None)?;
+                group.limit_memory(MEMORY_BYTES)?;
+                Self::Reclaim {
                     faults,
-                    fault: Fault::Read(COLD_PAGES),
+                    _group: group,
+                    took_ns: Vec::new(),
                 }
             }
-            Case::HeldResponse => Self::Handler {
-                faults,
-                fault: Fault::HeldResponse,
+            Case::HeldResponse => handler(faults, Fault::HeldResponse),
+            Case::AcceptPause | Case::AcceptOverflow => handler(faults, Fault::PauseAccept(HANDLER_NS)),
+            Case::SlowPath(Side::Client) => Self::Slow(Shaper::attach(ends.client.pid, link::CLIENT_NAME)?),
+            Case::SlowPath(Side::Server) => Self::Slow(Shaper::attach(ends.server.pid, link::SERVER_NAME)?),
+            Case::Loss(loss) => Self::Drop(Loser::attach(loss, ends)?),
+            Case::HogAndLoss => Self::SpinAndDrop {
+                cpu: ends.server.cpu,
+                loser: Loser::attach(Loss::ServerFlight, ends)?,
             },
-            Case::Loss(loss) => {
-                // At the receiver's device: the segment has left its sender and never arrives.
-                let (segment, payload_min, receiver, device) = match loss {
-                    Loss::Syn => (Segment::Syn, 0, ends.server, link::SERVER_NAME),
-                    Loss::SynAck => (Segment::SynAck, 0, ends.client, link::CLIENT_NAME),
-                    Loss::ClientHello => (
-                        Segment::Data,
-                        CLIENT_HELLO_BYTES_MIN,
-                        ends.server,
-                        link::SERVER_NAME,
-                    ),
-                    Loss::ServerFlight => (
-                        Segment::Data,
-                        SERVER_FLIGHT_BYTES_MIN,
-                        ends.client,
-                        link::CLIENT_NAME,
-                    ),
-                };
-                Self::Drop {
-                    dropper: Box::new(Dropper::attach(receiver.pid, device)?),
-                    segment,
-                    payload_min,
-                    from_client: matches!(loss, Loss::Syn | Loss::ClientHello),
-                }
-            }
         })
     }
 
@@ -205,55 +286,133 @@ impl Injector {
     pub(super) fn inject(&mut self) -> anyhow::Result<Vec<Window>> {
         Ok(match self {
             Self::Nothing => Vec::new(),
-            Self::Spin { cpu, realtime } => vec![spin(*cpu, *realtime)?],
-            Self::Quota(quota) => quota.exhaust()?.into_iter().collect(),
-            Self::Stop { pid } => stop(*pid)?.into_iter().collect(),
-            Self::Handler { faults, fault } => {
-                let before = faults.committed().len();
-                faults.order(*fault);
-                let is_taken = within(TAKEN_MAX, || faults.committed().len() > before);
-                if !is_taken {
-                    // Between two trials nobody comes.
-                    faults.cancel();
-                }
-                let committed = faults.committed();
-                committed[before..]
-                    .iter()
-                    .map(|each| Window {
+            Self::Spin {
+                cpu,
+                realtime,
+                length,
+            } => spin(*cpu, *realtime, *length, || true)?,
+            Self::SpinOnBell { cpu, faults } => {
+                faults.order(Fault::Ring);
+                let windows = spin(*cpu, true, DECOY_SPIN, || faults.wait_for_bell(TAKEN_MAX))?;
+                faults.cancel();
+                windows
+            }
+            Self::Flood(flood) => {
+                let (begin_ns, end_ns) = flood.burst(FLOOD)?;
+                vec![Window::whole(begin_ns, end_ns)]
+            }
+            Self::Quota(quota, _) => quota.exhaust()?.into_iter().collect(),
+            Self::Stop { pid, length } => stop(*pid, *length)?.into_iter().collect(),
+            Self::Handler { faults, fault } => commit(faults, *fault)
+                .into_iter()
+                .map(|each| Window {
+                    // What ran meanwhile was no wait for the disk.
+                    injected_ns: match fault {
+                        Fault::Read(_) => each.off_cpu_ns,
+                        _ => each.end_ns - each.begin_ns,
+                    },
+                    begin_ns: each.begin_ns,
+                    end_ns: each.end_ns,
+                    victim: (each.port > 0).then_some(each.port),
+                })
+                .collect(),
+            Self::Reclaim { faults, took_ns, .. } => {
+                let mut windows = Vec::new();
+                for each in commit(faults, Fault::Map(MAP_BYTES)) {
+                    let ns = each.end_ns - each.begin_ns;
+                    took_ns.push(ns);
+                    // As much was touched by the first, with room for it: what the others take longer is the reclaim.
+                    let free_ns = took_ns.iter().take(FILLING).min().copied().unwrap_or(0);
+                    let injected_ns = ns.saturating_sub(free_ns);
+                    windows.push(Window {
                         begin_ns: each.begin_ns,
                         end_ns: each.end_ns,
+                        injected_ns: if took_ns.len() > FILLING { injected_ns } else { 0 },
                         victim: Some(each.port),
-                    })
-                    .collect()
-            }
-            Self::Drop {
-                dropper,
-                segment,
-                payload_min,
-                from_client,
-            } => {
-                let before = dropper.dropped()?.len();
-                dropper.order(*segment, *payload_min, 1)?;
-                let deadline = Instant::now() + TAKEN_MAX;
-                while dropper.dropped()?.len() == before && Instant::now() < deadline {
-                    thread::sleep(POLL);
+                    });
                 }
-                dropper.stop()?;
-                dropper.dropped()?[before..]
-                    .iter()
-                    .map(|each| Window {
-                        begin_ns: each.at_ns,
-                        end_ns: each.at_ns,
-                        victim: Some(if *from_client {
-                            each.source_port
-                        } else {
-                            each.destination_port
-                        }),
-                    })
-                    .collect()
+                windows
+            }
+            Self::Drop(loser) => loser.lose(|| Ok(()))?.0,
+            Self::Slow(shaper) => {
+                let begin_ns = now().0;
+                shaper.slow(SLOW_RATE)?;
+                thread::sleep(SLOW);
+                shaper.fast()?;
+                vec![Window::whole(begin_ns, now().0)]
+            }
+            Self::SpinAndDrop { cpu, loser } => {
+                let (mut windows, spun) = loser.lose(|| spin(*cpu, true, SPIN + SPIN, || true))?;
+                windows.extend(spun);
+                windows
             }
         })
     }
+}
+
+impl Loser {
+    fn attach(loss: Loss, ends: &Ends) -> anyhow::Result<Self> {
+        // At the receiver's device: the segment has left its sender and never arrives.
+        let (segment, payload_min, receiver, device) = match loss {
+            Loss::Syn => (Segment::Syn, 0, ends.server, link::SERVER_NAME),
+            Loss::SynAck => (Segment::SynAck, 0, ends.client, link::CLIENT_NAME),
+            Loss::ClientHello => (
+                Segment::Data,
+                CLIENT_HELLO_BYTES_MIN,
+                ends.server,
+                link::SERVER_NAME,
+            ),
+            Loss::ServerFlight => (
+                Segment::Data,
+                SERVER_FLIGHT_BYTES_MIN,
+                ends.client,
+                link::CLIENT_NAME,
+            ),
+        };
+        Ok(Self {
+            dropper: Box::new(Dropper::attach(receiver.pid, device)?),
+            segment,
+            payload_min,
+            from_client: matches!(loss, Loss::Syn | Loss::ClientHello),
+        })
+    }
+
+    /// Loses one segment, while something else happens.
+    fn lose<T>(&mut self, meanwhile: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(Vec<Window>, T)> {
+        let before = self.dropper.dropped()?.len();
+        self.dropper.order(self.segment, self.payload_min, 1)?;
+        let other = meanwhile()?;
+        let deadline = Instant::now() + TAKEN_MAX;
+        while self.dropper.dropped()?.len() == before && Instant::now() < deadline {
+            thread::sleep(POLL);
+        }
+        self.dropper.stop()?;
+        let windows = self.dropper.dropped()?[before..]
+            .iter()
+            .map(|each| Window {
+                begin_ns: each.at_ns,
+                end_ns: each.at_ns,
+                injected_ns: 0,
+                victim: Some(if self.from_client {
+                    each.source_port
+                } else {
+                    each.destination_port
+                }),
+            })
+            .collect();
+        Ok((windows, other))
+    }
+}
+
+/// Orders a fault, and waits until it is committed.
+fn commit(faults: &Faults, fault: Fault) -> Vec<Committed> {
+    let before = faults.committed().len();
+    faults.order(fault);
+    if !within(TAKEN_MAX, || faults.committed().len() > before) {
+        // Between two trials nobody comes.
+        faults.cancel();
+    }
+    faults.committed()[before..].to_vec()
 }
 
 /// Polls until the condition holds; whether it did in time.
@@ -268,47 +427,115 @@ fn within(most: Duration, mut condition: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// A thread of a known name spins on a CPU.
-fn spin(cpu: u32, realtime: bool) -> anyhow::Result<Window> {
+/// A thread of a known name spins on a CPU, and notes when it really ran: beside a thread of the same priority it does not
+/// always. Begins when `ready` returns, if it returns true.
+fn spin(
+    cpu: u32,
+    realtime: bool,
+    length: Duration,
+    ready: impl FnOnce() -> bool + Send,
+) -> anyhow::Result<Vec<Window>> {
     let name = if realtime { FIFO_HOG } else { HOG };
-    let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
+    let spin = || {
         pin(cpu).context(name)?;
         if realtime {
             become_fifo()?;
         }
-        let begin_ns = now().0;
-        while now().0 < begin_ns + SPIN.as_nanos() as u64 {
-            std::hint::spin_loop();
+        let mut windows = Vec::new();
+        if !ready() {
+            return Ok(windows);
         }
-        Ok(Window {
-            begin_ns,
-            end_ns: now().0,
-            victim: None,
-        })
-    });
-    match thread.context("start a thread")?.join() {
-        Ok(window) => window,
-        Err(_) => bail!("{name} panicked"),
+        let first_ns = now().0;
+        let (mut begin_ns, mut last_ns) = (first_ns, first_ns);
+        while last_ns < first_ns + length.as_nanos() as u64 {
+            std::hint::spin_loop();
+            let at_ns = now().0;
+            if at_ns - last_ns > OFF_CPU_NS_MIN {
+                windows.push(Window::whole(begin_ns, last_ns));
+                begin_ns = at_ns;
+            }
+            last_ns = at_ns;
+        }
+        windows.push(Window::whole(begin_ns, last_ns));
+        Ok(windows)
+    };
+    thread::scope(|scope| {
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn_scoped(scope, spin);
+        match thread.context("start a thread")?.join() {
+            Ok(windows) => windows,
+            Err(_) => bail!("{name} panicked"),
+        }
+    })
+}
+
+/// A task of the least priority that takes what its CPU has left.
+pub(super) struct Neighbour {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Neighbour {
+    fn start(cpu: u32) -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let (ready, is_ready) = mpsc::sync_channel(1);
+        let thread = thread::Builder::new().name(NEIGHBOUR.to_owned()).spawn(move || {
+            let placed = pin(cpu).and_then(|_| schedule(libc::SCHED_IDLE, 0));
+            let is_placed = placed.is_ok();
+            let _ = ready.send(placed);
+            while is_placed && !stopped.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let neighbour = Self {
+            stop,
+            thread: Some(thread.context("start a thread")?),
+        };
+        is_ready.recv().context(NEIGHBOUR)?.context(NEIGHBOUR)?;
+        Ok(neighbour)
     }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Leaves the client's network namespace with few ephemeral ports, until it is gone with its run.
+fn limit_ports(pid: u32) -> anyhow::Result<()> {
+    const FILE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+    link::inside(pid, || {
+        fs::write(FILE, format!("{} {}", PORTS.0, PORTS.1)).with_context(|| format!("write {FILE}"))
+    })
 }
 
 /// Gives the calling thread the least real-time priority.
 fn become_fifo() -> anyhow::Result<()> {
-    let parameters = libc::sched_param {
-        sched_priority: FIFO_PRIORITY,
-    };
+    schedule(libc::SCHED_FIFO, FIFO_PRIORITY)
+        .context("become SCHED_FIFO: needs CAP_SYS_NICE, and with RT_GROUP_SCHED a cgroup that may run real-time tasks")
+}
+
+fn schedule(policy: i32, sched_priority: i32) -> anyhow::Result<()> {
+    let parameters = libc::sched_param { sched_priority };
     // SAFETY: a valid parameter block for the calling thread.
-    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
+    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
     ensure!(
         result == 0,
-        "become SCHED_FIFO: {}: needs CAP_SYS_NICE, and with RT_GROUP_SCHED a cgroup that may run real-time tasks",
+        "set the scheduling policy {policy}: {}",
         std::io::Error::last_os_error()
     );
     Ok(())
 }
 
 /// Stops a process for a while; `None` if it has ended with its run.
-fn stop(pid: u32) -> anyhow::Result<Option<Window>> {
+fn stop(pid: u32, length: Duration) -> anyhow::Result<Option<Window>> {
     let pid = Pid::from_raw(pid.cast_signed());
     // Continued whatever happens in between.
     struct Continued(Pid);
@@ -323,85 +550,35 @@ fn stop(pid: u32) -> anyhow::Result<Option<Window>> {
         other => other.context("stop a process")?,
     }
     let continued = Continued(pid);
-    thread::sleep(STOP);
+    thread::sleep(length);
     drop(continued);
-    Ok(Some(Window {
-        begin_ns,
-        end_ns: now().0,
-        victim: None,
-    }))
+    Ok(Some(Window::whole(begin_ns, now().0)))
 }
 
-/// A cgroup (version 1, whose threads move one by one) that holds one thread.
-pub(super) struct Quota {
-    group: PathBuf,
-    home: PathBuf,
-    tid: u32,
-}
-
-const CPU_CONTROLLER: &str = "/sys/fs/cgroup/cpu";
+/// A cgroup that holds one thread and can run out of CPU time.
+pub(super) struct Quota(Cgroup);
 
 impl Quota {
-    fn on(tid: u32) -> anyhow::Result<Self> {
-        let root = Path::new(CPU_CONTROLLER);
-        ensure!(
-            root.join("tasks").exists(),
-            "quota: needs the cgroup v1 cpu controller at {CPU_CONTROLLER}, where a single thread can be moved"
-        );
-        let cgroups = fs::read_to_string(format!("/proc/{tid}/cgroup"))?;
-        let home = cgroups
-            .lines()
-            .filter_map(|line| line.split(':').nth(1).zip(line.split(':').nth(2)))
-            .find(|(controllers, _)| controllers.split(',').any(|each| each == "cpu"))
-            .map(|(_, path)| root.join(path.trim_start_matches('/')))
-            .with_context(|| format!("thread {tid} is in no cpu cgroup"))?;
-        let group = root.join(format!("pqtail-truth-{tid}"));
-        fs::create_dir(&group).with_context(|| format!("create the cgroup {}", group.display()))?;
-        let quota = Self { group, home, tid };
-        quota.write("cpu.cfs_period_us", &PERIOD_US.to_string())?;
-        quota.write("tasks", &tid.to_string())?;
-        Ok(quota)
-    }
-
-    fn write(&self, file: &str, value: &str) -> anyhow::Result<()> {
-        let path = self.group.join(file);
-        fs::write(&path, value).with_context(|| format!("write {}", path.display()))
-    }
-
-    fn throttled_ns(&self) -> anyhow::Result<u64> {
-        let stat = fs::read_to_string(self.group.join("cpu.stat"))?;
-        stat.lines()
-            .find_map(|line| line.strip_prefix("throttled_time "))
-            .and_then(|ns| ns.trim().parse().ok())
-            .context("cpu.stat has no throttled_time")
+    fn on(end: End) -> anyhow::Result<Self> {
+        let group = Cgroup::create(Controller::Cpu, end.pid, Some(end.tid))?;
+        group.limit_cpu(None, PERIOD_US)?;
+        Ok(Self(group))
     }
 
     /// Lets the thread run into its quota once; `None` if it had too little to do for that.
     fn exhaust(&self) -> anyhow::Result<Option<Window>> {
-        let before_ns = self.throttled_ns()?;
+        let before_ns = self.0.throttled_ns()?;
         let begin_ns = now().0;
-        self.write("cpu.cfs_quota_us", &QUOTA_US.to_string())?;
+        self.0.limit_cpu(Some(QUOTA_US), PERIOD_US)?;
+        // The counter moves when the throttled group may run again.
         let throttled = within(Duration::from_micros(PERIOD_US) * PERIODS_MAX, || {
-            // The counter moves when the throttled group may run again.
-            self.throttled_ns().is_ok_and(|ns| ns > before_ns)
+            self.0.throttled_ns().is_ok_and(|ns| ns > before_ns)
         });
-        self.write("cpu.cfs_quota_us", "-1")?;
-        Ok(throttled.then(|| Window {
-            begin_ns,
-            end_ns: now().0,
-            victim: None,
-        }))
-    }
-}
-
-impl Drop for Quota {
-    fn drop(&mut self) {
-        // The thread may have ended with its run.
-        let _ = fs::write(self.home.join("tasks"), self.tid.to_string());
-        // A group whose last thread is still on its way out is busy for a moment.
-        within(TAKEN_MAX, || {
-            fs::remove_dir(&self.group).is_ok() || !self.group.exists()
-        });
+        let end_ns = now().0;
+        self.0.limit_cpu(None, PERIOD_US)?;
+        let injected_ns = (self.0.throttled_ns()? - before_ns).min(end_ns - begin_ns);
+        // The counter is brought up to date at the end of the throttling, so that is where the time lies.
+        Ok(throttled.then(|| Window::whole(end_ns - injected_ns, end_ns)))
     }
 }
 
@@ -409,7 +586,7 @@ impl Drop for Quota {
 fn write_cold(path: &Path) -> anyhow::Result<()> {
     let mut file = fs::File::create(path)?;
     let block = vec![0x5a; 1 << 20];
-    for _ in 0..(COLD_PAGES * COLD_STRIDE_BYTES).div_ceil(1 << 20) {
+    for _ in 0..(COLD_BLOCKS * COLD_BLOCK_BYTES).div_ceil(1 << 20) {
         file.write_all(&block)?;
     }
     // Only clean pages can be dropped from the cache.
