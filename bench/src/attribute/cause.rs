@@ -128,7 +128,7 @@ impl Names<'_> {
                 None => "other requests of the same thread".to_owned(),
             },
             Detail::Reclaim(false) => "memory reclaim".to_owned(),
-            Detail::Reclaim(true) => "memory reclaim for its cgroup's limit".to_owned(),
+            Detail::Reclaim(true) => "memory reclaim for a cgroup's limit".to_owned(),
             Detail::QueueFull => "accept queue full".to_owned(),
             Detail::NotAccepted => "not accepted yet".to_owned(),
             Detail::Resent(segment, resend) => {

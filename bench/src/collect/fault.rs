@@ -33,8 +33,9 @@ pub enum Fault {
     Sleep(u64),
     /// Its handler reads so many blocks of [`COLD_BLOCK_BYTES`] of a file that is not in the page cache.
     Read(u64),
-    /// Its handler maps and touches so many bytes of a file that is new to the page cache.
-    Map(u64),
+    /// Its handler lowers the memory limit of a cgroup ([`Faults::limit_file`]) to so many bytes, and must reclaim what that
+    /// cgroup has too much.
+    Shrink(u64),
     /// Its handler takes a lock that another thread ([`LOCK_HOLDER`]) holds for so many ns.
     Lock(u64),
     /// After it, the server accepts no connection for so many ns, and goes on with those it has.
@@ -68,7 +69,7 @@ impl Fault {
             Self::Sleep(ns) => order(2, ns),
             Self::Read(pages) => order(3, pages),
             Self::HeldResponse => order(4, 0),
-            Self::Map(bytes) => order(5, bytes),
+            Self::Shrink(bytes) => order(5, bytes),
             Self::Lock(ns) => order(6, ns),
             Self::PauseAccept(ns) => order(7, ns),
             Self::Ring => order(8, 0),
@@ -82,7 +83,7 @@ impl Fault {
             2 => Some(Self::Sleep(amount)),
             3 => Some(Self::Read(amount)),
             4 => Some(Self::HeldResponse),
-            5 => Some(Self::Map(amount)),
+            5 => Some(Self::Shrink(amount)),
             6 => Some(Self::Lock(amount)),
             7 => Some(Self::PauseAccept(amount)),
             8 => Some(Self::Ring),
@@ -122,9 +123,6 @@ pub const COLD_BLOCK_BYTES: u64 = 1 << 20;
 /// Name of the thread that holds the lock of [`Fault::Lock`].
 pub const LOCK_HOLDER: &str = "pq-lock-holder";
 
-/// The file of [`Fault::Map`] is one hole of this size: touching it costs memory and no disk.
-const HOLE_BYTES: u64 = 16 << 30;
-
 /// Faults of one run that can be logged; the suite injects far fewer.
 const LOG_ENTRIES: usize = 4096;
 
@@ -154,9 +152,7 @@ struct Entry {
 pub struct Faults {
     page: NonNull<Page>,
     cold_file: PathBuf,
-    hole: PathBuf,
-    /// How far into the hole the mappings have come.
-    touched: AtomicU64,
+    limit_file: PathBuf,
 }
 
 // SAFETY: the page holds atomics only and stays mapped until the value is dropped.
@@ -205,8 +201,7 @@ impl Faults {
         Ok(Self {
             page: page.with_context(|| format!("map {}", path.display()))?.cast(),
             cold_file: path.with_extension("cold"),
-            hole: path.with_extension("hole"),
-            touched: AtomicU64::new(0),
+            limit_file: path.with_extension("limit"),
         })
     }
 
@@ -214,6 +209,12 @@ impl Faults {
     #[must_use]
     pub fn cold_file(&self) -> &Path {
         &self.cold_file
+    }
+
+    /// The cgroup's limit that [`Fault::Shrink`] writes to: a link, for the suite to make.
+    #[must_use]
+    pub fn limit_file(&self) -> &Path {
+        &self.limit_file
     }
 
     /// Limits the accept queue of a server that is started after this.
@@ -308,7 +309,7 @@ impl Faults {
             Fault::Sleep(ns) => std::thread::sleep(Duration::from_nanos(ns)),
             // What cannot be read makes a short fault; the log tells how short.
             Fault::Read(blocks) => drop(self.read_cold(blocks)),
-            Fault::Map(bytes) => drop(self.touch(bytes)),
+            Fault::Shrink(bytes) => drop(std::fs::write(&self.limit_file, bytes.to_string())),
             Fault::Lock(ns) => wait_for_lock(Duration::from_nanos(ns)),
             Fault::Ring => self.ring(),
             Fault::HeldResponse | Fault::PauseAccept(_) => {}
@@ -334,37 +335,6 @@ impl Faults {
             entry.port.store(committed.port.into(), Ordering::Relaxed);
             page.committed.store(number + 1, Ordering::Release);
         }
-    }
-
-    /// Touches the next part of the hole, page by page.
-    fn touch(&self, bytes: u64) -> anyhow::Result<()> {
-        let from = self.touched.fetch_add(bytes, Ordering::Relaxed) % HOLE_BYTES;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&self.hole)?;
-        file.set_len(HOLE_BYTES + bytes)?;
-        let length = NonZeroUsize::new(bytes as usize).context("no bytes to touch")?;
-        // SAFETY: a fresh private view of a file that is longer than what is mapped.
-        let mapped = unsafe {
-            mmap(
-                None,
-                length,
-                ProtFlags::PROT_READ,
-                MapFlags::MAP_SHARED,
-                &file,
-                from.cast_signed(),
-            )
-        }?;
-        for at in (0..length.get()).step_by(4096) {
-            // SAFETY: inside the mapping.
-            unsafe { mapped.cast::<u8>().add(at).read_volatile() };
-        }
-        // SAFETY: mapped above with this length, and nothing refers to it.
-        unsafe { munmap(mapped, length.get()) }?;
-        Ok(())
     }
 
     fn read_cold(&self, blocks: u64) -> std::io::Result<()> {

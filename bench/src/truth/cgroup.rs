@@ -105,12 +105,23 @@ impl Cgroup {
         }
     }
 
-    pub(super) fn limit_memory(&self, bytes: u64) -> anyhow::Result<()> {
-        let file = match self.version {
+    /// The file that limits its memory, bytes.
+    pub(super) fn memory_limit(&self) -> PathBuf {
+        self.group.join(match self.version {
             Version::One => "memory.limit_in_bytes",
             Version::Two => "memory.max",
+        })
+    }
+
+    /// `None` for as much as there is.
+    pub(super) fn limit_memory(&self, bytes: Option<u64>) -> anyhow::Result<()> {
+        let path = self.memory_limit();
+        let unlimited = match self.version {
+            Version::One => "-1",
+            Version::Two => "max",
         };
-        self.write(file, &bytes.to_string())
+        let value = bytes.map_or(unlimited.to_owned(), |bytes| bytes.to_string());
+        fs::write(&path, value).with_context(|| format!("write {}", path.display()))
     }
 
     /// Time for which its member was out of CPU time, ns.

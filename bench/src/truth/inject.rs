@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::Write as _,
+    os::unix::fs::FileExt as _,
     path::Path,
     sync::{
         Arc,
@@ -46,6 +47,8 @@ const STOP: Duration = Duration::from_millis(20);
 const FLOOD: Duration = Duration::from_millis(20);
 const SLOW: Duration = Duration::from_millis(40);
 const HANDLER_NS: u64 = 20_000_000;
+/// How long a flight under way needs at most, once nothing more is written.
+const SETTLED: Duration = Duration::from_millis(3);
 /// Longer than the least delayed-ACK time-out (40 ms), so that such timers fire.
 const DECOY_SPIN: Duration = Duration::from_millis(90);
 /// Long enough that more requests begin than [`PORTS`] has.
@@ -55,11 +58,9 @@ const PORTS: (u16, u16) = (40_000, 40_007);
 /// Enough that a disk needs some milliseconds for them.
 const COLD_BLOCKS: u64 = 8;
 
-/// A cgroup's memory limit, and what a handler touches of new memory each time: all of it must be reclaimed first.
+/// Page cache that a cgroup holds, and the limit that a handler sets for it: the rest must be reclaimed.
+const CACHE_BYTES: u64 = 96 << 20;
 const MEMORY_BYTES: u64 = 8 << 20;
-const MAP_BYTES: u64 = 3 << 20;
-/// Until the cgroup is full nothing is reclaimed.
-const FILLING: usize = 2;
 
 /// What the slow path lets through: a ClientHello needs some milliseconds, and those behind it wait for it too. Bytes per s.
 const SLOW_RATE: u64 = 100_000;
@@ -188,9 +189,9 @@ pub(super) enum Injector {
     },
     Reclaim {
         faults: Faults,
-        _group: Cgroup,
-        /// How long each injection took; the first ones filled the cgroup.
-        took_ns: Vec<u64>,
+        group: Cgroup,
+        /// A hole: it fills the page cache and needs no disk.
+        hole: fs::File,
     },
     Drop(Loser),
     Slow(Shaper),
@@ -262,13 +263,15 @@ impl Injector {
                 handler(faults, Fault::Read(COLD_BLOCKS))
             }
             Case::Reclaim => {
-                let group = Cgroup::create(Controller::Memory, ends.server.pid, None)?;
-                group.limit_memory(MEMORY_BYTES)?;
-                Self::Reclaim {
-                    faults,
-                    _group: group,
-                    took_ns: Vec::new(),
-                }
+                // Page cache is charged to whoever reads it first: the suite itself.
+                let group = Cgroup::create(Controller::Memory, std::process::id(), None)?;
+                // Of an earlier suite into the same folder.
+                let _ = fs::remove_file(faults.limit_file());
+                std::os::unix::fs::symlink(group.memory_limit(), faults.limit_file())?;
+                let hole =
+                    tempfile::tempfile_in(faults.limit_file().parent().context("a file in no folder")?)?;
+                hole.set_len(CACHE_BYTES)?;
+                Self::Reclaim { faults, group, hole }
             }
             Case::HeldResponse => handler(faults, Fault::HeldResponse),
             Case::AcceptPause | Case::AcceptOverflow => handler(faults, Fault::PauseAccept(HANDLER_NS)),
@@ -316,24 +319,21 @@ impl Injector {
                     victim: (each.port > 0).then_some(each.port),
                 })
                 .collect(),
-            Self::Reclaim { faults, took_ns, .. } => {
-                let mut windows = Vec::new();
-                for each in commit(faults, Fault::Map(MAP_BYTES)) {
-                    let ns = each.end_ns - each.begin_ns;
-                    took_ns.push(ns);
-                    // As much was touched by the first, with room for it: what the others take longer is the reclaim.
-                    let free_ns = took_ns.iter().take(FILLING).min().copied().unwrap_or(0);
-                    let injected_ns = ns.saturating_sub(free_ns);
-                    windows.push(Window {
-                        begin_ns: each.begin_ns,
-                        end_ns: each.end_ns,
-                        injected_ns: if took_ns.len() > FILLING { injected_ns } else { 0 },
-                        victim: Some(each.port),
-                    });
+            Self::Reclaim { faults, group, hole } => {
+                group.limit_memory(None)?;
+                let mut block = vec![0; 1 << 20];
+                for at in (0..CACHE_BYTES).step_by(block.len()) {
+                    hole.read_exact_at(&mut block, at)?;
                 }
-                windows
+                commit(faults, Fault::Shrink(MEMORY_BYTES))
+                    .into_iter()
+                    .map(|each| Window {
+                        victim: Some(each.port),
+                        ..Window::whole(each.begin_ns, each.end_ns)
+                    })
+                    .collect()
             }
-            Self::Drop(loser) => loser.lose(|| Ok(()))?.0,
+            Self::Drop(loser) => loser.lose()?,
             Self::Slow(shaper) => {
                 let begin_ns = now().0;
                 shaper.slow(SLOW_RATE)?;
@@ -341,11 +341,18 @@ impl Injector {
                 shaper.fast()?;
                 vec![Window::whole(begin_ns, now().0)]
             }
-            Self::SpinAndDrop { cpu, loser } => {
-                let (mut windows, spun) = loser.lose(|| spin(*cpu, true, SPIN + SPIN, || true))?;
-                windows.extend(spun);
-                windows
-            }
+            Self::SpinAndDrop { cpu, loser } => thread::scope(|scope| {
+                let cpu = *cpu;
+                let spun = scope.spawn(move || spin(cpu, true, SPIN + SPIN, || true));
+                // What the server had in hand has left by then: the flight that is lost is one that waited.
+                thread::sleep(SETTLED);
+                let mut windows = loser.lose()?;
+                match spun.join() {
+                    Ok(spun) => windows.extend(spun?),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+                anyhow::Ok(windows)
+            })?,
         })
     }
 }
@@ -377,11 +384,10 @@ impl Loser {
         })
     }
 
-    /// Loses one segment, while something else happens.
-    fn lose<T>(&mut self, meanwhile: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(Vec<Window>, T)> {
+    /// Loses one segment.
+    fn lose(&mut self) -> anyhow::Result<Vec<Window>> {
         let before = self.dropper.dropped()?.len();
         self.dropper.order(self.segment, self.payload_min, 1)?;
-        let other = meanwhile()?;
         let deadline = Instant::now() + TAKEN_MAX;
         while self.dropper.dropped()?.len() == before && Instant::now() < deadline {
             thread::sleep(POLL);
@@ -400,7 +406,7 @@ impl Loser {
                 }),
             })
             .collect();
-        Ok((windows, other))
+        Ok(windows)
     }
 }
 
