@@ -137,16 +137,13 @@ impl Run {
         let runs = folder.join("runs");
         let _ = fs::remove_dir_all(&runs);
         let stderr = folder.join("stderr");
+        let (rate_hz, duration) = case.load(options.rate_hz, options.duration);
         let child = Command::new(std::env::current_exe().context("find this program's own file")?)
             .args(["run", "--quiet", "--json", "--trials", "1", "--warmup", "500ms"])
             .arg("--rate")
-            .arg(case.rate_hz(options.rate_hz).to_string())
+            .arg(rate_hz.to_string())
             .arg("--duration")
-            .arg(
-                humantime::format_duration(options.duration)
-                    .to_string()
-                    .replace(' ', ""),
-            )
+            .arg(humantime::format_duration(duration).to_string().replace(' ', ""))
             .arg("--seed")
             .arg((seed >> 11).to_string())
             .arg("--results")

@@ -1,6 +1,6 @@
 //! What is injected, and what the attribution ought to say of it.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use crate::{
     attribute::ledger::{Line, Segment, Side, ThreadLine},
@@ -176,12 +176,12 @@ impl Case {
         name.to_owned()
     }
 
-    /// Requests per second of its run, where the suite's is `rate_hz`.
-    pub(super) fn rate_hz(self, rate_hz: f64) -> f64 {
+    /// Requests per second and length of its run, where the suite's are these.
+    pub(super) fn load(self, rate_hz: f64, duration: Duration) -> (f64, Duration) {
         match self {
-            // Beyond what one CPU does, on the machines that were tried.
-            Self::Overload => rate_hz * 8.0,
-            _ => rate_hz,
+            // Beyond what one CPU does on the machines that were tried, and short, since all of it waits in the end.
+            Self::Overload => (6_000.0, duration.min(Duration::from_secs(1))),
+            _ => (rate_hz, duration),
         }
     }
 
