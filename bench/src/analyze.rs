@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod laws;
 
+#[doc(hidden)]
+pub mod hostile;
 mod lanes;
 mod summarize;
 mod trial;
@@ -162,7 +164,7 @@ struct Recorded {
     trial: Trial,
     requests: Vec<RequestStamps>,
     connections: Vec<ConnectionStamps>,
-    /// By folder: records in order of time, without duplicates.
+    /// By folder; after [`Recorded::tidy`] in order of time, without duplicates.
     kernels: BTreeMap<PathBuf, Vec<Raw>>,
     damaged: BTreeMap<PathBuf, u64>,
 }
@@ -184,9 +186,7 @@ impl Recorded {
             damaged: BTreeMap::new(),
         };
         let written = record.map(|record| &record.requests);
-        let mut requests: Vec<RequestStamps> = intake.read(&requests_path, StreamKind::Requests, written)?;
-        requests.sort_unstable_by_key(|each| (each.request, each.start_ns));
-        requests.dedup();
+        let requests = intake.read(&requests_path, StreamKind::Requests, written)?;
         let connections_path = recording(
             &results.join(&manifest.server.stamps),
             stream_name::CONNECTIONS,
@@ -206,15 +206,26 @@ impl Recorded {
             let kernel = record.and_then(|record| record.kernel.get(&folder.display().to_string()));
             let written = kernel.map(|kernel| &kernel.written);
             let records = intake.read(&path, StreamKind::Kernel, written)?;
-            kernels.insert(folder.clone(), in_order(records));
+            kernels.insert(folder.clone(), records);
         }
-        Ok(Some(Self {
+        let recorded = Self {
             trial,
             requests,
             connections,
             kernels,
             damaged: intake.damaged,
-        }))
+        };
+        Ok(Some(recorded.tidy()))
+    }
+
+    /// Brings what was read into the order that the analysis relies on.
+    fn tidy(mut self) -> Self {
+        self.requests.sort_unstable_by_key(|each| (each.request, each.start_ns));
+        self.requests.dedup();
+        for records in self.kernels.values_mut() {
+            *records = in_order(std::mem::take(records));
+        }
+        self
     }
 }
 

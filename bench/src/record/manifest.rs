@@ -197,13 +197,21 @@ impl Manifest {
                 results.display()
             )
         })?;
+        Self::parse(&json, &path)
+    }
+
+    /// Reads a manifest from its text; the path is only named.
+    ///
+    /// # Errors
+    /// When it is no manifest, or of another schema version.
+    pub fn parse(json: &[u8], path: &Path) -> anyhow::Result<Self> {
         #[derive(Deserialize)]
         struct Version {
             schema: u32,
             pqtail: String,
         }
-        let version: Version =
-            serde_json::from_slice(&json).with_context(|| format!("{} is no manifest", path.display()))?;
+        let version: Version = 
+            serde_json::from_slice(json).with_context(|| format!("{} is no manifest", path.display()))?;
         ensure!(
             version.schema == SCHEMA,
             "{} has schema version {}, this pqtail reads version {SCHEMA}: analyse it with pqtail {}",
@@ -211,7 +219,7 @@ impl Manifest {
             version.schema,
             version.pqtail
         );
-        serde_json::from_slice(&json).with_context(|| format!("{} is not understood", path.display()))
+        serde_json::from_slice(json).with_context(|| format!("{} is not understood", path.display()))
     }
 
     /// Writes the manifest, whole or not at all.
