@@ -96,10 +96,16 @@ pub struct View {
 
 /// All connections of one host over one trial: by tuple, in the order of their SYNs.
 #[derive(Clone, Debug, Default)]
-pub struct Views(HashMap<Tuple, Vec<View>>);
+pub struct Views {
+    by_tuple: HashMap<Tuple, Vec<View>>,
+    /// Position in its tuple's list of the first connection with an initial sequence number: damaged records can put any number
+    /// of connections on one tuple.
+    by_initial: HashMap<(Tuple, u32), usize>,
+}
 
 impl Views {
-    /// Sorts one host's packet and socket records (sorted by time) into connections. `server_ports` says which end is which.
+    /// Sorts one host's packet and socket records (sorted by time) into connections. `server_ports`, ascending, says which end is
+    /// which.
     #[must_use]
     pub fn build(records: &[Raw], netns: u32, server_ports: &[u16]) -> Self {
         let mut views = Self::default();
@@ -125,7 +131,7 @@ impl Views {
     }
 
     fn packet(&mut self, head: Head, packet: &Packet, server_ports: &[u16]) {
-        let from = if server_ports.contains(&packet.destination_port) {
+        let from = if server_ports.binary_search(&packet.destination_port).is_ok() {
             From::Client
         } else {
             From::Server
@@ -144,12 +150,15 @@ impl Views {
                 server_port: packet.source_port,
             },
         };
-        let list = self.0.entry(tuple).or_default();
+        let list = self.by_tuple.entry(tuple).or_default();
         let first_syn = from == From::Client && packet.tcp_flags & (SYN | ACK) == SYN;
         if first_syn
             && list.last().is_none_or(|last| last.initial != packet.sequence)
             && head.kind != kind::DROP
         {
+            self.by_initial
+                .entry((tuple, packet.sequence))
+                .or_insert(list.len());
             list.push(View {
                 initial: packet.sequence,
                 ..View::default()
@@ -201,7 +210,7 @@ impl Views {
     }
 
     fn socket(&mut self, head: Head, socket: &Socket, server_ports: &[u16]) {
-        let tuple = if server_ports.contains(&socket.remote_port) {
+        let tuple = if server_ports.binary_search(&socket.remote_port).is_ok() {
             Tuple {
                 client: socket.local,
                 client_port: socket.local_port,
@@ -216,7 +225,7 @@ impl Views {
                 server_port: socket.local_port,
             }
         };
-        if let Some(view) = self.0.get_mut(&tuple).and_then(|list| list.last_mut()) {
+        if let Some(view) = self.by_tuple.get_mut(&tuple).and_then(|list| list.last_mut()) {
             view.incidents.push(Incident {
                 at: HostNs(head.at_ns),
                 kind: head.kind,
@@ -228,23 +237,25 @@ impl Views {
     /// The connection of this tuple whose first SYN lies at or after `from` and before `to` on this host's clock.
     #[must_use]
     pub fn find(&self, tuple: &Tuple, from: HostNs, to: HostNs) -> Option<&View> {
-        self.0
-            .get(tuple)?
-            .iter()
-            .find(|view| view.begin().is_some_and(|at| at >= from && at <= to))
+        // Every connection begins with the SYN that made it, so their begins ascend as the records do.
+        let list = self.by_tuple.get(tuple)?;
+        let first = list.partition_point(|view| view.begin() < Some(from));
+        list.get(first)
+            .filter(|view| view.begin().is_some_and(|at| at <= to))
     }
 
     /// The connection of this tuple with this initial sequence number: how the other host's view is found without a clock.
     #[must_use]
     pub fn same(&self, tuple: &Tuple, initial: u32) -> Option<&View> {
-        self.0.get(tuple)?.iter().find(|view| view.initial == initial)
+        let position = *self.by_initial.get(&(*tuple, initial))?;
+        self.by_tuple.get(tuple)?.get(position)
     }
 
     /// The four packet times of every handshake in which no SYN or SYN-ACK was sent twice.
     #[must_use]
     pub fn exchanges(client: &Self, server: &Self) -> Vec<Exchange> {
         let mut exchanges: Vec<_> = client
-            .0
+            .by_tuple
             .iter()
             .flat_map(|(tuple, list)| list.iter().map(move |view| (tuple, view)))
             .filter_map(|(tuple, here)| {
