@@ -3,7 +3,10 @@
 //! Packets belong to a connection by namespace, 4-tuple and initial sequence number, so a port that is used again, or two
 //! clocks that differ, cannot mix two connections up.
 
-use std::collections::HashMap;
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+};
 
 use pqtail_common::{Head, Packet, Socket, kind};
 
@@ -275,7 +278,8 @@ impl Views {
                 })
             })
             .collect();
-        exchanges.sort_by_key(|each| each.syn_out);
+        // All four, so that nothing depends on the order of the map.
+        exchanges.sort_by_key(|each| (each.syn_out, each.syn_in, each.synack_out, each.synack_in));
         exchanges
     }
 }
@@ -352,16 +356,15 @@ pub fn crossings(client: &View, server: &View, done: HostNs) -> Vec<Crossing> {
         return Vec::new();
     };
     let mut crossings = vec![syn, synack];
+    let mut numbers = [0u32; 2];
     for flight in flights(client, done) {
         let (sender, receiver) = match flight.from {
             From::Client => (client, server),
             From::Server => (server, client),
         };
-        let number = crossings
-            .iter()
-            .filter(|c| c.from == flight.from && matches!(c.what, What::Flight(_)))
-            .count();
-        let Some(crossing) = flight_crossing(sender, receiver, flight, number as u32 + 1) else {
+        let number = &mut numbers[flight.from as usize];
+        *number += 1;
+        let Some(crossing) = flight_crossing(sender, receiver, flight, *number) else {
             break;
         };
         crossings.push(crossing);
@@ -394,6 +397,10 @@ fn syn_crossing(sender: &View, receiver: &View, from: From) -> Option<Crossing> 
     })
 }
 
+/// An exchange of ours has six flights with a HelloRetryRequest. A connection that changes direction more often than this is not
+/// one, and what follows is left out as if it had not been recorded: each flight takes a look at the whole connection.
+const FLIGHTS_MAX: usize = 64;
+
 /// Data in the order in which the client sent and received it, cut where the direction changes.
 fn flights(client: &View, done: HostNs) -> Vec<Flight> {
     let mut flights: Vec<Flight> = Vec::new();
@@ -411,6 +418,7 @@ fn flights(client: &View, done: HostNs) -> Vec<Flight> {
         *high = end;
         match flights.last_mut() {
             Some(last) if last.from == seen.from => last.end = end,
+            _ if flights.len() == FLIGHTS_MAX => break,
             _ => flights.push(Flight {
                 from: seen.from,
                 start,
@@ -427,7 +435,7 @@ fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) 
         .find(|each| each.end >= flight.end)?
         .at;
     let mut have = flight.start;
-    let mut early: Vec<(u32, u32)> = Vec::new();
+    let mut early: BinaryHeap<Reverse<(u32, u32)>> = BinaryHeap::new();
     let mut filled_hole = false;
     let mut last = None;
     for seen in receiver.data(flight.from, false) {
@@ -435,14 +443,17 @@ fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) 
             continue;
         }
         if seen.start > have {
-            early.push((seen.start, seen.end));
+            early.push(Reverse((seen.start, seen.end)));
             filled_hole = true;
             continue;
         }
         have = seen.end;
         last = Some(*seen);
-        while let Some(position) = early.iter().position(|&(start, end)| start <= have && end > have) {
-            have = early.swap_remove(position).1;
+        while let Some(&Reverse((start, end))) = early.peek()
+            && start <= have
+        {
+            have = have.max(end);
+            early.pop();
         }
         if have >= flight.end {
             break;
