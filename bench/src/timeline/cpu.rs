@@ -103,7 +103,8 @@ impl Cpus {
             let head = head(raw);
             if head.kind == kind::LOSS {
                 let loss: Loss = as_record(raw);
-                cpus.losses.push((loss.start_ns, head.at_ns));
+                let (from, to) = (loss.start_ns.min(head.at_ns), head.at_ns);
+                cpus.losses.push((from, to));
                 continue;
             }
             if head.kind == kind::RENAME {
@@ -151,7 +152,7 @@ impl Cpus {
             .into_iter()
             .map(|(cpu, layers)| (cpu, layers.flatten()))
             .collect();
-        cpus.losses.sort_unstable();
+        cpus.losses = joined(cpus.losses);
         cpus
     }
 
@@ -193,9 +194,8 @@ impl Cpus {
     /// Whether records were lost anywhere between two times.
     #[must_use]
     pub fn lost_between(&self, start_ns: u64, end_ns: u64) -> bool {
-        self.losses
-            .iter()
-            .any(|&(from, to)| from < end_ns && to > start_ns)
+        let first = self.losses.partition_point(|&(_, to)| to <= start_ns);
+        self.losses.get(first).is_some_and(|&(from, _)| from < end_ns)
     }
 }
 
@@ -270,6 +270,19 @@ impl Layers {
         let flat = overlay(flat, disjoint(self.irqs));
         overlay(flat, disjoint(self.steals))
     }
+}
+
+/// Windows in order, those that overlap made one, so that there is one order of begins and ends.
+fn joined(mut windows: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    windows.sort_unstable();
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for (from, to) in windows {
+        match joined.last_mut() {
+            Some((_, end)) if from < *end => *end = to.max(*end),
+            _ => joined.push((from, to)),
+        }
+    }
+    joined
 }
 
 /// Sorts stretches and lets the earlier of two that overlap have the common part.
