@@ -22,6 +22,7 @@ use crate::{
     attribute::{ledger::Ledger, story::Interval},
     plan::Trial,
     record::{
+        TIME_NS_MAX,
         manifest::{Manifest, recording},
         stamps::{ConnectionStamps, RequestStamps},
         stream::{Recording, StreamKind, Written},
@@ -215,14 +216,29 @@ impl Recorded {
             kernels,
             damaged: intake.damaged,
         };
-        Ok(Some(recorded.tidy()))
+        Ok(Some(recorded.tidy(manifest)))
     }
 
-    /// Brings what was read into the order that the analysis relies on.
-    fn tidy(mut self) -> Self {
+    /// Leaves out what no machine records, which counts as damage, and brings the rest into the order that the analysis relies on.
+    fn tidy(mut self, manifest: &Manifest) -> Self {
+        let mut left_out = |folder: &PathBuf, count: usize| {
+            if count > 0 {
+                *self.damaged.entry(folder.clone()).or_default() += count as u64;
+            }
+        };
+        let requests = self.requests.len();
+        self.requests.retain(RequestStamps::is_believable);
+        let believable = self.requests.len();
+        left_out(&manifest.client.stamps, requests - believable);
         self.requests.sort_unstable_by_key(|each| (each.request, each.start_ns));
         self.requests.dedup();
-        for records in self.kernels.values_mut() {
+        let connections = self.connections.len();
+        self.connections.retain(ConnectionStamps::is_believable);
+        left_out(&manifest.server.stamps, connections - self.connections.len());
+        for (folder, records) in &mut self.kernels {
+            let all = records.len();
+            records.retain(|raw| head(raw).at_ns < TIME_NS_MAX);
+            left_out(folder, all - records.len());
             *records = in_order(std::mem::take(records));
         }
         self

@@ -199,7 +199,7 @@ impl story::Story {
             kernels,
             damaged: BTreeMap::new(),
         };
-        recorded.tidy()
+        recorded.tidy(manifest)
     }
 }
 
