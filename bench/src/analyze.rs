@@ -229,9 +229,15 @@ impl Recorded {
         let requests = self.requests.len();
         self.requests.retain(RequestStamps::is_believable);
         let believable = self.requests.len();
-        left_out(&manifest.client.stamps, requests - believable);
         self.requests.sort_unstable_by_key(|each| (each.request, each.start_ns));
         self.requests.dedup();
+        let distinct = self.requests.len();
+        // A number names one request.
+        self.requests.dedup_by_key(|each| each.request);
+        left_out(
+            &manifest.client.stamps,
+            requests - believable + distinct - self.requests.len(),
+        );
         let connections = self.connections.len();
         self.connections.retain(ConnectionStamps::is_believable);
         left_out(&manifest.server.stamps, connections - self.connections.len());
