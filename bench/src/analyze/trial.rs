@@ -66,6 +66,9 @@ struct Joined<'a> {
     alignment: Option<Alignment>,
     measured: BTreeSet<u32>,
     connections: HashMap<Tuple, Vec<ConnectionStamps>>,
+    /// Whose a connection of the client is, by its first SYN: the request with the lowest number that it could belong to. Stamps
+    /// that are damaged could claim one connection any number of times.
+    owners: HashMap<(Tuple, HostNs), u32>,
 }
 
 /// One end's timelines.
@@ -172,9 +175,26 @@ impl<'a> Joined<'a> {
             alignment,
             measured,
             connections,
+            owners: HashMap::new(),
         };
+        joined.find_owners();
         joined.note_work();
         joined
+    }
+
+    fn find_owners(&mut self) {
+        for request in &self.requests {
+            let tuple = client_tuple(request);
+            if let Some(begin) = self.view(request, &tuple).and_then(View::begin) {
+                self.owners.entry((tuple, begin)).or_insert(request.request);
+            }
+        }
+    }
+
+    /// The connection that began while the request was under way.
+    fn view(&self, request: &RequestStamps, tuple: &Tuple) -> Option<&View> {
+        let end = HostNs(request.done_ns.max(request.connected_ns).max(request.closed_ns));
+        self.client.views.find(tuple, HostNs(request.start_ns), end)
     }
 
     /// Tells each thread's work on one request from its work on another.
@@ -215,21 +235,16 @@ impl<'a> Joined<'a> {
     }
 
     fn case(&self, request: &RequestStamps) -> Case<'_> {
-        let tuple = Tuple {
-            client: request.local,
-            client_port: request.local_port,
-            server: request.remote,
-            server_port: request.remote_port,
-        };
-        let end = HostNs(request.done_ns.max(request.connected_ns).max(request.closed_ns));
-        let view = self.client.views.find(&tuple, HostNs(request.start_ns), end);
+        let tuple = client_tuple(request);
+        let view = self.view(request, &tuple).filter(|view| {
+            let owner = view.begin().and_then(|begin| self.owners.get(&(tuple, begin)));
+            owner == Some(&request.request)
+        });
         let there = view.and_then(|view| self.server.views.same(&tuple, view.initial));
         let connection = there.and_then(|there| {
             let begin = there.begin()?.0;
-            self.connections
-                .get(&tuple)?
-                .iter()
-                .find(|each| each.accepted_ns >= begin)
+            let list = self.connections.get(&tuple)?;
+            list.get(list.partition_point(|each| each.accepted_ns < begin))
         });
         let crossings = match (view, there) {
             (Some(here), Some(there)) => crossings(here, there, HostNs(request.done_ns)),
@@ -513,6 +528,15 @@ fn server_stamps(connection: &ConnectionStamps) -> [u64; 6] {
         connection.request_read_ns,
         connection.response_written_ns,
     ]
+}
+
+fn client_tuple(request: &RequestStamps) -> Tuple {
+    Tuple {
+        client: request.local,
+        client_port: request.local_port,
+        server: request.remote,
+        server_port: request.remote_port,
+    }
 }
 
 fn server_tuple(connection: &ConnectionStamps) -> Tuple {
