@@ -576,10 +576,10 @@ pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnaly
             let chain = joined.chain(&row.stamps, &case);
             let witness = joined.witness(&row.stamps, &case, &chain);
             for line in Line::all() {
-                *excess_ns.entry(line).or_default() += baseline.excess_ns(ledger, line);
+                add(excess_ns.entry(line).or_default(), baseline.excess_ns(ledger, line));
             }
             for (line, name, ns) in witness.culprits() {
-                *culprits.entry((line, name)).or_default() += ns;
+                add(culprits.entry((line, name)).or_default(), ns);
             }
             outliers.push(joined.outlier(row, *ledger, &baseline, witness));
             if lanes.len() < LANES_PER_TRIAL {
@@ -599,6 +599,11 @@ pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnaly
         damaged,
         rows,
     }
+}
+
+/// Adds over many requests. Damaged stamps can make latencies whose sum is beyond 64 bits: it then stays at the greatest value.
+pub(super) fn add(sum: &mut u64, ns: u64) {
+    *sum = sum.saturating_add(ns);
 }
 
 fn baseline(sorted: &[(u64, &Row, Ledger)]) -> Baseline {
