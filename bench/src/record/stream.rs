@@ -213,7 +213,7 @@ pub struct Recording<T> {
     pub records: Vec<T>,
     /// Whether the end mark is missing: the writer was cut off.
     pub cut: bool,
-    /// Chunks whose checksum failed.
+    /// Chunks whose checksum failed; at least 1 if the records are not as many as the end mark says.
     pub damaged_chunks: u64,
     /// SHA-256 of the whole source, in hex.
     pub sha256: String,
@@ -258,8 +258,11 @@ impl<T: FromBytes + Immutable> Recording<T> {
         };
         while let Some(block) = read_block(&mut source)? {
             match block {
-                Block::End => {
+                Block::End(stored) => {
                     recording.cut = false;
+                    // A chunk that is missing whole, or there twice, has no checksum that could fail.
+                    let miscounted = stored != recording.records.len() as u64;
+                    recording.damaged_chunks = recording.damaged_chunks.max(u64::from(miscounted));
                     break;
                 }
                 Block::Damaged => recording.damaged_chunks += 1,
@@ -321,7 +324,8 @@ impl fmt::Debug for Sha256 {
 enum Block {
     Records(Vec<u8>),
     Damaged,
-    End,
+    /// How many records were stored.
+    End(u64),
 }
 
 fn read_header(source: &mut impl Read) -> anyhow::Result<StreamHeader> {
@@ -365,7 +369,9 @@ fn read_block(source: &mut impl Read) -> anyhow::Result<Option<Block>> {
         return Ok(None);
     }
     if &fixed[..4] == END {
-        return Ok((crc32fast::hash(&fixed[4..12]) == u32_at(&fixed, 12)).then_some(Block::End));
+        let whole = crc32fast::hash(&fixed[4..12]) == u32_at(&fixed, 12);
+        let stored = u64::from(u32_at(&fixed, 4)) | u64::from(u32_at(&fixed, 8)) << 32;
+        return Ok(whole.then_some(Block::End(stored)));
     }
     let (raw, stored) = (u32_at(&fixed, 4) as usize, u32_at(&fixed, 8) as usize);
     // Without a believable mark and length the next chunk cannot be found: the rest is lost, and reads as cut.
@@ -501,6 +507,22 @@ mod tests {
             (recording.records.len(), recording.damaged_chunks, recording.cut),
             (39, 1, false)
         );
+    }
+
+    #[test]
+    fn a_chunk_that_is_gone_or_there_twice_is_counted() {
+        let bytes = recorded(40, 10);
+        let chunks: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(CHUNK)).collect();
+        let second = &bytes[chunks[1]..chunks[2]];
+        let gone = [&bytes[..chunks[1]], &bytes[chunks[2]..]].concat();
+        let twice = [&bytes[..chunks[2]], second, &bytes[chunks[2]..]].concat();
+        for (bytes, records) in [(gone, 30), (twice, 50)] {
+            let recording = read(&bytes).unwrap();
+            assert_eq!(
+                (recording.records.len(), recording.damaged_chunks, recording.cut),
+                (records, 1, false)
+            );
+        }
     }
 
     #[test]
