@@ -229,7 +229,8 @@ impl Recorded {
         let requests = self.requests.len();
         self.requests.retain(RequestStamps::is_believable);
         let believable = self.requests.len();
-        self.requests.sort_unstable_by_key(|each| (each.request, each.start_ns));
+        self.requests
+            .sort_unstable_by_key(|each| (each.request, each.start_ns));
         self.requests.dedup();
         let distinct = self.requests.len();
         // A number names one request.

@@ -26,9 +26,7 @@ pub(crate) fn test() -> anyhow::Result<()> {
         run("cargo clippy", &mut clippy_ebpf())
     })?;
     step("documentation", || run("cargo doc", &mut documentation()))?;
-    step("tests", || {
-        run("cargo test", cargo().arg("test").args(ORDINARY))
-    })
+    step("tests", || run("cargo test", cargo().arg("test").args(ORDINARY)))
 }
 
 fn clippy() -> Command {

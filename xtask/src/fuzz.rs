@@ -75,15 +75,32 @@ pub(crate) fn fuzz(options: &FuzzOptions) -> anyhow::Result<()> {
     let target_folder = root().join("target/fuzz");
     eprintln!("xtask: building the fuzz targets (the first time takes minutes)");
     let mut build = cargo();
-    build.args(["build", "--quiet", "--package", "pqtail-fuzz", "--profile", "fuzz"]);
+    build.args([
+        "build",
+        "--quiet",
+        "--package",
+        "pqtail-fuzz",
+        "--profile",
+        "fuzz",
+    ]);
     // With --target the flags are for the targets only: build scripts would not link with them.
-    build.args(["--target", &host, "--target-dir"]).arg(&target_folder);
+    build
+        .args(["--target", &host, "--target-dir"])
+        .arg(&target_folder);
     build.env("CARGO_ENCODED_RUSTFLAGS", COVERAGE.join("\x1f"));
     run("build the fuzz targets", &mut build)?;
 
     let fuzz = root().join("bench/fuzz");
     let mut seeds = cargo();
-    seeds.args(["run", "--quiet", "--package", "pqtail", "--example", "fuzz_seeds", "--"]);
+    seeds.args([
+        "run",
+        "--quiet",
+        "--package",
+        "pqtail",
+        "--example",
+        "fuzz_seeds",
+        "--",
+    ]);
     run("write the seeds", seeds.arg(fuzz.join("corpus")))?;
 
     let one = options.target.map(|target| [target]);

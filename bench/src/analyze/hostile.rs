@@ -6,7 +6,10 @@
 mod script;
 mod story;
 
-use std::{collections::BTreeMap, path::{Path, PathBuf}};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use zerocopy::{FromBytes, Immutable};
 

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Analysis, TrialRows, trial::{TrialAnalysis, add}};
+use super::{
+    Analysis, TrialRows,
+    trial::{TrialAnalysis, add},
+};
 use crate::{
     attribute::{
         cause::mean_band,

@@ -576,7 +576,10 @@ pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnaly
             let chain = joined.chain(&row.stamps, &case);
             let witness = joined.witness(&row.stamps, &case, &chain);
             for line in Line::all() {
-                add(excess_ns.entry(line).or_default(), baseline.excess_ns(ledger, line));
+                add(
+                    excess_ns.entry(line).or_default(),
+                    baseline.excess_ns(ledger, line),
+                );
             }
             for (line, name, ns) in witness.culprits() {
                 add(culprits.entry((line, name)).or_default(), ns);

@@ -210,7 +210,7 @@ impl Manifest {
             schema: u32,
             pqtail: String,
         }
-        let version: Version = 
+        let version: Version =
             serde_json::from_slice(json).with_context(|| format!("{} is no manifest", path.display()))?;
         ensure!(
             version.schema == SCHEMA,
@@ -219,8 +219,8 @@ impl Manifest {
             version.schema,
             version.pqtail
         );
-        let manifest: Self = serde_json::from_slice(json)
-            .with_context(|| format!("{} is not understood", path.display()))?;
+        let manifest: Self =
+            serde_json::from_slice(json).with_context(|| format!("{} is not understood", path.display()))?;
         // A run began with a valid plan, so any other is damage, and what it asks for may have no bounds.
         manifest
             .plan
@@ -229,7 +229,9 @@ impl Manifest {
         for host in [&manifest.client, &manifest.server] {
             for folder in std::iter::once(&host.stamps).chain(&host.kernel) {
                 ensure!(
-                    folder.components().all(|part| matches!(part, Component::Normal(_))),
+                    folder
+                        .components()
+                        .all(|part| matches!(part, Component::Normal(_))),
                     "{} names {}, which is outside of its folder: it is damaged, or not to be trusted",
                     path.display(),
                     folder.display()
@@ -295,9 +297,18 @@ mod tests {
         type Change = fn(&mut serde_json::Value);
         let changes: [(Change, &str); 4] = [
             (|json| json["plan"]["trials_per_arm"] = u32::MAX.into(), "at most"),
-            (|json| json["plan"]["arms"] = serde_json::json!([]), "no plan of a run"),
-            (|json| json["client"]["stamps"] = "../elsewhere".into(), "outside of its folder"),
-            (|json| json["server"]["kernel"] = "/proc".into(), "outside of its folder"),
+            (
+                |json| json["plan"]["arms"] = serde_json::json!([]),
+                "no plan of a run",
+            ),
+            (
+                |json| json["client"]["stamps"] = "../elsewhere".into(),
+                "outside of its folder",
+            ),
+            (
+                |json| json["server"]["kernel"] = "/proc".into(),
+                "outside of its folder",
+            ),
         ];
         for (change, word) in changes {
             let error = format!("{:#}", parse(change).unwrap_err());

@@ -512,7 +512,9 @@ mod tests {
     #[test]
     fn a_chunk_that_is_gone_or_there_twice_is_counted() {
         let bytes = recorded(40, 10);
-        let chunks: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(CHUNK)).collect();
+        let chunks: Vec<usize> = (0..bytes.len())
+            .filter(|&at| bytes[at..].starts_with(CHUNK))
+            .collect();
         let second = &bytes[chunks[1]..chunks[2]];
         let gone = [&bytes[..chunks[1]], &bytes[chunks[2]..]].concat();
         let twice = [&bytes[..chunks[2]], second, &bytes[chunks[2]..]].concat();

@@ -158,7 +158,11 @@ impl Story {
         payload_bytes: u32,
     ) {
         let (client, server) = ((1, self.port()), (2, PORT));
-        let (source, destination) = if to_server { (client, server) } else { (server, client) };
+        let (source, destination) = if to_server {
+            (client, server)
+        } else {
+            (server, client)
+        };
         let netns = match side {
             Side::Client => CLIENT_NETNS,
             Side::Server => SERVER_NETNS,
