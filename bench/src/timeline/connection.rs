@@ -416,9 +416,10 @@ fn flights(client: &View, done: HostNs) -> Vec<Flight> {
             continue;
         }
         *high = end;
+        let full = flights.len() == FLIGHTS_MAX;
         match flights.last_mut() {
             Some(last) if last.from == seen.from => last.end = end,
-            _ if flights.len() == FLIGHTS_MAX => break,
+            _ if full => break,
             _ => flights.push(Flight {
                 from: seen.from,
                 start,
