@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod laws;
 
+#[doc(hidden)]
+pub mod hostile;
 mod lanes;
 mod summarize;
 mod trial;
@@ -20,6 +22,7 @@ use crate::{
     attribute::{ledger::Ledger, story::Interval},
     plan::Trial,
     record::{
+        TIME_NS_MAX,
         manifest::{Manifest, recording},
         stamps::{ConnectionStamps, RequestStamps},
         stream::{Recording, StreamKind, Written},
@@ -162,7 +165,7 @@ struct Recorded {
     trial: Trial,
     requests: Vec<RequestStamps>,
     connections: Vec<ConnectionStamps>,
-    /// By folder: records in order of time, without duplicates.
+    /// By folder; after [`Recorded::tidy`] in order of time, without duplicates.
     kernels: BTreeMap<PathBuf, Vec<Raw>>,
     /// By folder: stretches of which the file lost everything, ns on the kernel's clock.
     missing: BTreeMap<PathBuf, Vec<(u64, u64)>>,
@@ -186,10 +189,7 @@ impl Recorded {
             damaged: BTreeMap::new(),
         };
         let written = record.map(|record| &record.requests);
-        let (mut requests, _) =
-            intake.read::<RequestStamps>(&requests_path, StreamKind::Requests, written)?;
-        requests.sort_unstable_by_key(|each| (each.request, each.start_ns));
-        requests.dedup();
+        let (requests, _) = intake.read(&requests_path, StreamKind::Requests, written)?;
         let connections_path = recording(
             &results.join(&manifest.server.stamps),
             stream_name::CONNECTIONS,
@@ -210,16 +210,49 @@ impl Recorded {
             let written = kernel.map(|kernel| &kernel.written);
             let (records, gaps) = intake.read(&path, StreamKind::Kernel, written)?;
             missing.insert(folder.clone(), stretches(&records, &gaps));
-            kernels.insert(folder.clone(), in_order(records));
+            kernels.insert(folder.clone(), records);
         }
-        Ok(Some(Self {
+        let recorded = Self {
             trial,
             requests,
             connections,
             kernels,
             missing,
             damaged: intake.damaged,
-        }))
+        };
+        Ok(Some(recorded.tidy(manifest)))
+    }
+
+    /// Leaves out what no machine records, which counts as damage, and brings the rest into the order that the analysis relies on.
+    fn tidy(mut self, manifest: &Manifest) -> Self {
+        let mut left_out = |folder: &PathBuf, count: usize| {
+            if count > 0 {
+                *self.damaged.entry(folder.clone()).or_default() += count as u64;
+            }
+        };
+        let requests = self.requests.len();
+        self.requests.retain(RequestStamps::is_believable);
+        let believable = self.requests.len();
+        self.requests
+            .sort_unstable_by_key(|each| (each.request, each.start_ns));
+        self.requests.dedup();
+        let distinct = self.requests.len();
+        // A number names one request.
+        self.requests.dedup_by_key(|each| each.request);
+        left_out(
+            &manifest.client.stamps,
+            requests - believable + distinct - self.requests.len(),
+        );
+        let connections = self.connections.len();
+        self.connections.retain(ConnectionStamps::is_believable);
+        left_out(&manifest.server.stamps, connections - self.connections.len());
+        for (folder, records) in &mut self.kernels {
+            let all = records.len();
+            records.retain(|raw| head(raw).at_ns < TIME_NS_MAX);
+            left_out(folder, all - records.len());
+            *records = in_order(std::mem::take(records));
+        }
+        self
     }
 }
 

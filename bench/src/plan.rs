@@ -6,6 +6,8 @@ use anyhow::{bail, ensure};
 use rand::{RngExt as _, SeedableRng as _, rngs::Xoshiro256PlusPlus, seq::SliceRandom as _};
 use serde::{Deserialize, Serialize};
 
+use crate::record::TIME_NS_MAX;
+
 /// What one side of the comparison does: which key exchange is offered, and what the server must choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -124,6 +126,9 @@ pub struct Trial {
 /// More arrivals than this in one trial do not fit the record of a request, nor any machine's ports.
 const ARRIVALS_MAX: f64 = 50_000_000.0;
 
+/// More trials than this are a slip of the finger, or a damaged manifest: each costs memory before anything is known of it.
+const TRIALS_MAX: u64 = 100_000;
+
 impl Plan {
     /// Checks what a user may have typed.
     ///
@@ -144,6 +149,12 @@ impl Plan {
             self.trials_per_arm > 0,
             "--trials is 0: at least one trial per arm is needed"
         );
+        let trials = u64::from(self.trials_per_arm) * self.arms.len() as u64;
+        ensure!(
+            trials <= TRIALS_MAX,
+            "--trials {} makes {trials} trials: a run holds at most {TRIALS_MAX}",
+            self.trials_per_arm
+        );
         ensure!(
             self.rate_hz.is_finite() && self.rate_hz > 0.0,
             "--rate is {}: it must be above 0 requests per second",
@@ -155,6 +166,11 @@ impl Plan {
              trial shorter than its own warm-up measures a machine that has not settled",
             human_seconds(self.duration_ns),
             human_seconds(self.warmup_ns)
+        );
+        ensure!(
+            self.duration_ns < TIME_NS_MAX,
+            "--duration ({}) is longer than any clock runs",
+            human_seconds(self.duration_ns)
         );
         ensure!(self.timeout_ns > 0, "--timeout is 0: a request needs some time");
         let arrivals = self.rate_hz * (self.duration_ns + self.warmup_ns) as f64 / 1e9;
@@ -281,11 +297,13 @@ mod tests {
     #[test]
     fn what_makes_no_run_is_refused_by_name() {
         type Break = fn(&mut Plan);
-        let broken: [(Break, &str); 7] = [
+        let broken: [(Break, &str); 9] = [
             (|p| p.rate_hz = 0.0, "--rate"),
             (|p| p.rate_hz = f64::NAN, "--rate"),
             (|p| p.duration_ns = 1_000_000_000, "--duration"),
             (|p| p.trials_per_arm = 0, "--trials"),
+            (|p| p.trials_per_arm = u32::MAX, "at most"),
+            (|p| p.duration_ns = u64::MAX, "longer than any clock"),
             (|p| p.arms.clear(), "--arms"),
             (|p| p.arms.push(Arm::X25519), "twice"),
             (|p| p.rate_hz = 1e9, "lower --rate"),

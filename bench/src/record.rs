@@ -9,3 +9,7 @@ pub mod stream;
 
 /// Version of everything below a results folder. A reader refuses any other and names both.
 pub const SCHEMA: u32 = 1;
+
+/// No machine's monotonic clock, in ns, gets here: 73 years after its boot. A record with a later time is damaged, and leaving it
+/// out keeps every difference of two times, and of two hosts' times with their drift, in 64 bits.
+pub const TIME_NS_MAX: u64 = 1 << 61;

@@ -6,8 +6,14 @@ use anyhow::Context as _;
 
 use crate::{cargo, run, setup};
 
-/// The eBPF crate builds for its own target only; the build script of `pqtail` compiles it.
-const WITHOUT_EBPF: [&str; 3] = ["--workspace", "--exclude", "pqtail-ebpf"];
+/// The eBPF crate builds for its own target only; the build script of `pqtail` compiles it. The fuzz targets need C++.
+const ORDINARY: [&str; 5] = [
+    "--workspace",
+    "--exclude",
+    "pqtail-ebpf",
+    "--exclude",
+    "pqtail-fuzz",
+];
 
 /// Runs every step in turn and stops at the first that fails.
 pub(crate) fn test() -> anyhow::Result<()> {
@@ -20,14 +26,12 @@ pub(crate) fn test() -> anyhow::Result<()> {
         run("cargo clippy", &mut clippy_ebpf())
     })?;
     step("documentation", || run("cargo doc", &mut documentation()))?;
-    step("tests", || {
-        run("cargo test", cargo().arg("test").args(WITHOUT_EBPF))
-    })
+    step("tests", || run("cargo test", cargo().arg("test").args(ORDINARY)))
 }
 
 fn clippy() -> Command {
     let mut command = cargo();
-    command.arg("clippy").args(WITHOUT_EBPF);
+    command.arg("clippy").args(ORDINARY);
     command.args(["--all-targets", "--", "--deny", "warnings"]);
     command
 }
@@ -45,7 +49,7 @@ fn clippy_ebpf() -> Command {
 
 fn documentation() -> Command {
     let mut command = cargo();
-    command.args(["doc", "--no-deps"]).args(WITHOUT_EBPF);
+    command.args(["doc", "--no-deps"]).args(ORDINARY);
     command.env("RUSTDOCFLAGS", "-Dwarnings");
     command
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask`: set-up, run and test from a fresh clone, with cargo and a C compiler as the only needs.
 
 mod check;
+mod fuzz;
 mod setup;
 
 use std::{
@@ -40,6 +41,8 @@ enum Task {
     Truth(PassedOn),
     /// Formatting, lints, documentation and tests (the tests of probes and links need root)
     Test,
+    /// Feeds hostile input to what reads recordings, until something breaks or the time is up (needs a C++ compiler)
+    Fuzz(fuzz::FuzzOptions),
 }
 
 #[derive(clap::Args)]
@@ -56,6 +59,7 @@ fn main() -> anyhow::Result<()> {
         Task::Explain(passed_on) => pqtail("explain", &passed_on),
         Task::Truth(passed_on) => pqtail("truth", &passed_on),
         Task::Test => check::test(),
+        Task::Fuzz(options) => fuzz::fuzz(&options),
     }
 }
 

@@ -29,7 +29,16 @@ pub(crate) fn setup() -> anyhow::Result<()> {
 
 /// aws-lc, the cryptography of client and server, is C.
 fn require_c_compiler() -> anyhow::Result<()> {
-    let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
+    require_compiler("C", "CC", "cc", "gcc libc6-dev")
+}
+
+/// libFuzzer is C++.
+pub(crate) fn require_cpp_compiler() -> anyhow::Result<()> {
+    require_compiler("C++", "CXX", "c++", "g++")
+}
+
+fn require_compiler(language: &str, variable: &str, usual: &str, packages: &str) -> anyhow::Result<()> {
+    let compiler = env::var_os(variable).unwrap_or_else(|| usual.into());
     let found = Command::new(&compiler)
         .arg("--version")
         .stdout(Stdio::null())
@@ -38,7 +47,7 @@ fn require_c_compiler() -> anyhow::Result<()> {
         .is_ok_and(|status| status.success());
     ensure!(
         found,
-        "no C compiler: '{}' does not run. On Debian and Ubuntu: apt-get install gcc libc6-dev",
+        "no {language} compiler: '{}' does not run. On Debian and Ubuntu: apt-get install {packages}",
         compiler.display()
     );
     Ok(())

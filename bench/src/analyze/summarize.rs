@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Analysis, TrialRows, trial::TrialAnalysis};
+use super::{
+    Analysis, TrialRows,
+    trial::{TrialAnalysis, add},
+};
 use crate::{
     attribute::{
         cause::mean_band,
@@ -211,7 +214,7 @@ impl Pool {
         let requests = self.latencies.len() as u64;
         let records = || manifest.trials.iter().filter(|trial| trial.trial.arm == arm);
         // CPU time covers the warm-up too, so it is shared among all requests of the trial.
-        let sent: u64 = records().map(|trial| trial.requests.records).sum();
+        let sent = sum(records().map(|trial| trial.requests.records));
         let per_request = |total: u64| (sent > 0 && total > 0).then(|| total / sent);
         let named = |ledger: Option<Ledger>| {
             ledger
@@ -228,12 +231,16 @@ impl Pool {
             ledger_median: named(mean_band(&self.ledgers, BANDS[0].1)),
             ledger_tail: named(mean_band(&self.ledgers, (0.99, 1.0))),
             curve: curve(&self.latencies),
-            client_cpu_ns_per_request: per_request(records().map(|trial| trial.client_cpu_ns).sum()),
-            server_cpu_ns_per_request: per_request(records().map(|trial| trial.server_cpu_ns).sum()),
+            client_cpu_ns_per_request: per_request(sum(records().map(|trial| trial.client_cpu_ns))),
+            server_cpu_ns_per_request: per_request(sum(records().map(|trial| trial.server_cpu_ns))),
             bytes_out: self.bytes.0.checked_div(requests).unwrap_or(0),
             bytes_in: self.bytes.1.checked_div(requests).unwrap_or(0),
         }
     }
+}
+
+fn sum(values: impl Iterator<Item = u64>) -> u64 {
+    values.fold(0, u64::saturating_add)
 }
 
 fn outcome_name(outcome: Outcome) -> String {
@@ -285,7 +292,8 @@ fn differences(arm: Arm, first: Arm, pools: &BTreeMap<Arm, Pool>, seed: u64) -> 
                     Some(of(&here.percentiles_ns).cast_signed() - of(&there.percentiles_ns).cast_signed())
                 })
                 .collect();
-            let mean = values.iter().sum::<i64>().checked_div(values.len() as i64)?;
+            let sum: i128 = values.iter().map(|&ns| i128::from(ns)).sum();
+            let mean = sum.checked_div(values.len() as i128)? as i64;
             Some(Difference {
                 arm: arm.to_string(),
                 baseline: first.to_string(),
@@ -330,16 +338,16 @@ fn tail_budget(arm: Arm, trials: &[TrialAnalysis]) -> Vec<BudgetRow> {
     let mut culprits: BTreeMap<Line, BTreeMap<&str, u64>> = BTreeMap::new();
     for trial in trials.iter().filter(|trial| trial.trial.arm == arm) {
         for (&line, ns) in &trial.excess_ns {
-            *excess.entry(line).or_default() += ns;
+            add(excess.entry(line).or_default(), *ns);
         }
         for outlier in &trial.outliers {
             *outliers.entry(outlier.cause).or_default() += 1;
         }
         for ((line, name), ns) in &trial.culprits {
-            *culprits.entry(*line).or_default().entry(name).or_default() += ns;
+            add(culprits.entry(*line).or_default().entry(name).or_default(), *ns);
         }
     }
-    let whole: u64 = excess.values().sum();
+    let whole: f64 = excess.values().map(|&ns| ns as f64).sum();
     let mut rows: Vec<BudgetRow> = excess
         .into_iter()
         .filter(|(_, ns)| *ns > 0)
@@ -356,7 +364,7 @@ fn tail_budget(arm: Arm, trials: &[TrialAnalysis]) -> Vec<BudgetRow> {
                 cause: line,
                 outliers: outliers.get(&line).copied().unwrap_or(0),
                 excess_ns: ns,
-                share: ns as f64 / whole as f64,
+                share: ns as f64 / whole,
                 culprits: named,
             }
         })
@@ -391,9 +399,10 @@ fn clock(manifest: &Manifest, trials: &[TrialAnalysis]) -> ClockSummary {
         shared_kernel: manifest.client.kernel.is_some() && manifest.client.kernel == manifest.server.kernel,
         offset_ns: aligned
             .iter()
-            .map(|each| each.offset_ns())
-            .sum::<i64>()
-            .checked_div(count),
+            .map(|each| i128::from(each.offset_ns()))
+            .sum::<i128>()
+            .checked_div(i128::from(count))
+            .map(|mean| mean as i64),
         drift_ns_per_s: (count > 0)
             .then(|| aligned.iter().map(|each| each.drift_ns_per_s()).sum::<f64>() / count as f64),
         error_ns_max: if all {
@@ -409,12 +418,12 @@ fn losses(manifest: &Manifest, trials: &[TrialAnalysis]) -> BTreeMap<String, Los
     for record in &manifest.trials {
         for (folder, kernel) in &record.kernel {
             let sum = losses.entry(folder.clone()).or_default();
-            sum.records += kernel.written.records;
-            sum.bytes += kernel.written.bytes;
+            add(&mut sum.records, kernel.written.records);
+            add(&mut sum.bytes, kernel.written.bytes);
             for (kind, count) in &kernel.lost {
-                *sum.lost.entry(kind.clone()).or_default() += count;
+                add(sum.lost.entry(kind.clone()).or_default(), *count);
             }
-            sum.drain_cpu_ns += kernel.drain_cpu_ns;
+            add(&mut sum.drain_cpu_ns, kernel.drain_cpu_ns);
             if kernel.ring_bytes > 0 {
                 let used = kernel.ring_used_bytes_max as f64 / kernel.ring_bytes as f64;
                 sum.ring_used_max = sum.ring_used_max.max(used);
@@ -497,11 +506,10 @@ fn facts(
     for (_, ledger) in pools.values().flat_map(|pool| &pool.ledgers) {
         total += ledger;
     }
-    let stolen: u64 = total
+    let stolen = sum(total
         .lines()
         .filter(|(line, _)| line.name().ends_with(".steal"))
-        .map(|(_, ns)| ns)
-        .sum();
+        .map(|(_, ns)| ns));
     let mut unexplained: Vec<f64> = trials
         .iter()
         .flat_map(|trial| &trial.outliers)
@@ -526,7 +534,7 @@ fn facts(
         client_busy: busy(|trial| trial.client_cpu_ns, manifest.client.threads.len()),
         server_busy: busy(|trial| trial.server_cpu_ns, manifest.server.threads.len()),
         probes: manifest.client.kernel.is_some(),
-        lost: losses.values().flat_map(|loss| loss.lost.values()).sum(),
+        lost: sum(losses.values().flat_map(|loss| loss.lost.values().copied())),
         damaged: losses.values().map(|loss| loss.damaged).sum(),
         clock_error_ns: clock.error_ns_max,
         steal_share: stolen as f64 / total.total_ns().max(1) as f64,

@@ -70,6 +70,9 @@ struct Joined<'a> {
     measured: BTreeSet<u32>,
     steal_ns: BTreeMap<PathBuf, BTreeMap<u32, u64>>,
     connections: HashMap<Tuple, Vec<ConnectionStamps>>,
+    /// Whose a connection of the client is, by its first SYN: the request with the lowest number that it could belong to. Stamps
+    /// that are damaged could claim one connection any number of times.
+    owners: HashMap<(Tuple, HostNs), u32>,
 }
 
 /// One end's timelines.
@@ -194,9 +197,26 @@ impl<'a> Joined<'a> {
             measured,
             steal_ns,
             connections,
+            owners: HashMap::new(),
         };
+        joined.find_owners();
         joined.note_work();
         joined
+    }
+
+    fn find_owners(&mut self) {
+        for request in &self.requests {
+            let tuple = client_tuple(request);
+            if let Some(begin) = self.view(request, &tuple).and_then(View::begin) {
+                self.owners.entry((tuple, begin)).or_insert(request.request);
+            }
+        }
+    }
+
+    /// The connection that began while the request was under way.
+    fn view(&self, request: &RequestStamps, tuple: &Tuple) -> Option<&View> {
+        let end = HostNs(request.done_ns.max(request.connected_ns).max(request.closed_ns));
+        self.client.views.find(tuple, HostNs(request.start_ns), end)
     }
 
     /// Tells each thread's work on one request from its work on another.
@@ -237,21 +257,16 @@ impl<'a> Joined<'a> {
     }
 
     fn case(&self, request: &RequestStamps) -> Case<'_> {
-        let tuple = Tuple {
-            client: request.local,
-            client_port: request.local_port,
-            server: request.remote,
-            server_port: request.remote_port,
-        };
-        let end = HostNs(request.done_ns.max(request.connected_ns).max(request.closed_ns));
-        let view = self.client.views.find(&tuple, HostNs(request.start_ns), end);
+        let tuple = client_tuple(request);
+        let view = self.view(request, &tuple).filter(|view| {
+            let owner = view.begin().and_then(|begin| self.owners.get(&(tuple, begin)));
+            owner == Some(&request.request)
+        });
         let there = view.and_then(|view| self.server.views.same(&tuple, view.initial));
         let connection = there.and_then(|there| {
             let begin = there.begin()?.0;
-            self.connections
-                .get(&tuple)?
-                .iter()
-                .find(|each| each.accepted_ns >= begin)
+            let list = self.connections.get(&tuple)?;
+            list.get(list.partition_point(|each| each.accepted_ns < begin))
         });
         let crossings = match (view, there) {
             (Some(here), Some(there)) => crossings(here, there, HostNs(request.done_ns)),
@@ -564,6 +579,15 @@ fn server_stamps(connection: &ConnectionStamps) -> [u64; 6] {
     ]
 }
 
+fn client_tuple(request: &RequestStamps) -> Tuple {
+    Tuple {
+        client: request.local,
+        client_port: request.local_port,
+        server: request.remote,
+        server_port: request.remote_port,
+    }
+}
+
 fn server_tuple(connection: &ConnectionStamps) -> Tuple {
     Tuple {
         client: connection.remote,
@@ -601,10 +625,13 @@ pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnaly
             let chain = joined.chain(&row.stamps, &case);
             let witness = joined.witness(&row.stamps, &case, &chain);
             for line in Line::all() {
-                *excess_ns.entry(line).or_default() += baseline.excess_ns(ledger, line);
+                add(
+                    excess_ns.entry(line).or_default(),
+                    baseline.excess_ns(ledger, line),
+                );
             }
             for (line, name, ns) in witness.culprits() {
-                *culprits.entry((line, name)).or_default() += ns;
+                add(culprits.entry((line, name)).or_default(), ns);
             }
             outliers.push(joined.outlier(row, *ledger, &baseline, witness));
             if lanes.len() < LANES_PER_TRIAL {
@@ -625,6 +652,11 @@ pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnaly
         damaged,
         rows,
     }
+}
+
+/// Adds over many requests. Damaged stamps can make latencies whose sum is beyond 64 bits: it then stays at the greatest value.
+pub(super) fn add(sum: &mut u64, ns: u64) {
+    *sum = sum.saturating_add(ns);
 }
 
 fn baseline(sorted: &[(u64, &Row, Ledger)]) -> Baseline {

@@ -72,13 +72,11 @@ pub fn mean_band(ascending: &[(u64, Ledger)], (from, to): (f64, f64)) -> Option<
         return None;
     }
     let band = &ascending[rank(ascending.len(), from)..=rank(ascending.len(), to)];
-    let mut sum = Ledger::default();
-    for (_, ledger) in band {
-        sum += ledger;
-    }
     let mut mean = Ledger::default();
-    for (line, ns) in sum.lines() {
-        mean.charge(line, ns / band.len() as u64);
+    for line in Line::all() {
+        // Damaged stamps can make latencies whose sum is beyond 64 bits.
+        let sum: u128 = band.iter().map(|(_, ledger)| u128::from(ledger.ns(line))).sum();
+        mean.charge(line, (sum / band.len() as u128) as u64);
     }
     Some(mean)
 }

@@ -163,7 +163,7 @@ impl Ledger {
     /// Sum of all lines, ns.
     #[must_use]
     pub fn total_ns(&self) -> u64 {
-        self.0.iter().sum()
+        self.0.iter().fold(0, |sum, ns| sum.saturating_add(*ns))
     }
 
     /// The lines that are not zero, in report order.
@@ -175,10 +175,11 @@ impl Ledger {
     }
 }
 
+/// The sum of many requests stays at its greatest value where damaged stamps would take it beyond.
 impl AddAssign<&Ledger> for Ledger {
     fn add_assign(&mut self, other: &Ledger) {
         for (sum, ns) in self.0.iter_mut().zip(other.0) {
-            *sum += ns;
+            *sum = sum.saturating_add(ns);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     fs,
     net::IpAddr,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use anyhow::{Context as _, ensure};
@@ -204,13 +204,21 @@ impl Manifest {
                 results.display()
             )
         })?;
+        Self::parse(&json, &path)
+    }
+
+    /// Reads a manifest from its text; the path is only named.
+    ///
+    /// # Errors
+    /// When it is no manifest, of another schema version, or not one that a run wrote.
+    pub fn parse(json: &[u8], path: &Path) -> anyhow::Result<Self> {
         #[derive(Deserialize)]
         struct Version {
             schema: u32,
             pqtail: String,
         }
         let version: Version =
-            serde_json::from_slice(&json).with_context(|| format!("{} is no manifest", path.display()))?;
+            serde_json::from_slice(json).with_context(|| format!("{} is no manifest", path.display()))?;
         ensure!(
             version.schema == SCHEMA,
             "{} has schema version {}, this pqtail reads version {SCHEMA}: analyse it with pqtail {}",
@@ -218,7 +226,26 @@ impl Manifest {
             version.schema,
             version.pqtail
         );
-        serde_json::from_slice(&json).with_context(|| format!("{} is not understood", path.display()))
+        let manifest: Self =
+            serde_json::from_slice(json).with_context(|| format!("{} is not understood", path.display()))?;
+        // A run began with a valid plan, so any other is damage, and what it asks for may have no bounds.
+        manifest
+            .plan
+            .validate()
+            .with_context(|| format!("{} holds no plan of a run", path.display()))?;
+        for host in [&manifest.client, &manifest.server] {
+            for folder in std::iter::once(&host.stamps).chain(&host.kernel) {
+                ensure!(
+                    folder
+                        .components()
+                        .all(|part| matches!(part, Component::Normal(_))),
+                    "{} names {}, which is outside of its folder: it is damaged, or not to be trusted",
+                    path.display(),
+                    folder.display()
+                );
+            }
+        }
+        Ok(manifest)
     }
 
     /// Writes the manifest, whole or not at all.
@@ -248,4 +275,51 @@ impl Manifest {
 #[must_use]
 pub fn recording(folder: &Path, stream: &str, trial: u32) -> PathBuf {
     folder.join(format!("{stream}-{trial:03}.pqr"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(change: impl Fn(&mut serde_json::Value)) -> anyhow::Result<Manifest> {
+        let host = serde_json::json!({
+            "address": null, "netns": 0, "threads": [], "cpus": [], "stamps": "raw/client", "kernel": null,
+            "facts": HostFacts::default(), "probes": []
+        });
+        let mut json = serde_json::json!({
+            "schema": SCHEMA, "pqtail": "0", "begun": "", "status": { "state": "complete" }, "trials": [],
+            "client": host, "server": host,
+            "plan": {
+                "scenario": "s", "arms": ["x25519"], "trials_per_arm": 1, "rate_hz": 100.0, "duration_ns": 1_000_000_000,
+                "warmup_ns": 0, "arrivals": "constant", "seed": 1, "timeout_ns": 1, "probes": true
+            }
+        });
+        change(&mut json);
+        Manifest::parse(&serde_json::to_vec(&json).unwrap(), Path::new(MANIFEST))
+    }
+
+    #[test]
+    fn a_manifest_that_no_run_wrote_is_refused_before_anything_is_allocated_for_it() {
+        parse(|_| ()).unwrap();
+        type Change = fn(&mut serde_json::Value);
+        let changes: [(Change, &str); 4] = [
+            (|json| json["plan"]["trials_per_arm"] = u32::MAX.into(), "at most"),
+            (
+                |json| json["plan"]["arms"] = serde_json::json!([]),
+                "no plan of a run",
+            ),
+            (
+                |json| json["client"]["stamps"] = "../elsewhere".into(),
+                "outside of its folder",
+            ),
+            (
+                |json| json["server"]["kernel"] = "/proc".into(),
+                "outside of its folder",
+            ),
+        ];
+        for (change, word) in changes {
+            let error = format!("{:#}", parse(change).unwrap_err());
+            assert!(error.contains(word), "{error}");
+        }
+    }
 }

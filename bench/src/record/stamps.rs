@@ -5,6 +5,8 @@
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::TIME_NS_MAX;
+
 /// The client's record of one request.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -131,6 +133,24 @@ impl RequestStamps {
         Outcome::from_number(self.outcome)
     }
 
+    /// Whether every time is one that a clock can show.
+    #[must_use]
+    pub fn is_believable(&self) -> bool {
+        let times = [
+            self.intended_ns,
+            self.start_ns,
+            self.connected_ns,
+            self.client_hello_written_ns,
+            self.first_server_byte_ns,
+            self.handshake_done_ns,
+            self.request_written_ns,
+            self.first_response_byte_ns,
+            self.done_ns,
+            self.closed_ns,
+        ];
+        times.iter().all(|&ns| ns < TIME_NS_MAX)
+    }
+
     /// Whether the request counts: not a warm-up.
     #[must_use]
     pub fn is_measured(&self) -> bool {
@@ -192,6 +212,24 @@ pub struct ConnectionStamps {
     pub outcome: u8,
     /// Zero.
     pub reserved: [u8; 3],
+}
+
+impl ConnectionStamps {
+    /// Whether every time is one that a clock can show.
+    #[must_use]
+    pub fn is_believable(&self) -> bool {
+        let times = [
+            self.accepted_ns,
+            self.first_byte_ns,
+            self.flight_written_ns,
+            self.handshake_done_ns,
+            self.request_read_ns,
+            self.response_written_ns,
+            self.closed_ns,
+            self.finished_read_ns,
+        ];
+        times.iter().all(|&ns| ns < TIME_NS_MAX)
+    }
 }
 
 const _: () = assert!(size_of::<RequestStamps>() == 120);

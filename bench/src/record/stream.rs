@@ -213,7 +213,7 @@ pub struct Recording<T> {
     pub records: Vec<T>,
     /// Whether the end mark is missing: the writer was cut off.
     pub cut: bool,
-    /// Chunks whose checksum failed.
+    /// Chunks whose checksum failed; at least 1 if the records are not as many as the end mark says.
     pub damaged_chunks: u64,
     /// How many records stand before each place where some are missing.
     pub gaps: Vec<usize>,
@@ -261,8 +261,11 @@ impl<T: FromBytes + Immutable> Recording<T> {
         };
         while let Some(block) = read_block(&mut source)? {
             match block {
-                Block::End => {
+                Block::End(stored) => {
                     recording.cut = false;
+                    // A chunk that is missing whole, or there twice, has no checksum that could fail.
+                    let miscounted = stored != recording.records.len() as u64;
+                    recording.damaged_chunks = recording.damaged_chunks.max(u64::from(miscounted));
                     break;
                 }
                 Block::Damaged => {
@@ -330,7 +333,8 @@ impl fmt::Debug for Sha256 {
 enum Block {
     Records(Vec<u8>),
     Damaged,
-    End,
+    /// How many records were stored.
+    End(u64),
 }
 
 fn read_header(source: &mut impl Read) -> anyhow::Result<StreamHeader> {
@@ -374,7 +378,9 @@ fn read_block(source: &mut impl Read) -> anyhow::Result<Option<Block>> {
         return Ok(None);
     }
     if &fixed[..4] == END {
-        return Ok((crc32fast::hash(&fixed[4..12]) == u32_at(&fixed, 12)).then_some(Block::End));
+        let whole = crc32fast::hash(&fixed[4..12]) == u32_at(&fixed, 12);
+        let stored = u64::from(u32_at(&fixed, 4)) | u64::from(u32_at(&fixed, 8)) << 32;
+        return Ok(whole.then_some(Block::End(stored)));
     }
     let (raw, stored) = (u32_at(&fixed, 4) as usize, u32_at(&fixed, 8) as usize);
     // Without a believable mark and length the next chunk cannot be found: the rest is lost, and reads as cut.
@@ -400,6 +406,32 @@ fn fill(source: &mut impl Read, buffer: &mut [u8]) -> anyhow::Result<bool> {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         Err(error) => Err(anyhow!(error)),
+    }
+}
+
+/// Sets right every checksum that is where its block's lengths say, as far as they make sense: a changed file is then read, not
+/// refused. For tests of the reader.
+pub(crate) fn set_checksums(bytes: &mut [u8]) {
+    if bytes.len() < 16 {
+        return;
+    }
+    let set = |bytes: &mut [u8], at: usize, content: std::ops::Range<usize>| {
+        if let Some(content) = bytes.get(content) {
+            let checksum = crc32fast::hash(content).to_le_bytes();
+            bytes[at..at + 4].copy_from_slice(&checksum);
+        }
+    };
+    let mut at = 16 + u32_at(bytes, 8) as usize;
+    set(bytes, 12, 16..at);
+    while at + 16 <= bytes.len() {
+        let block = at + 16;
+        if &bytes[at..at + 4] == END {
+            set(bytes, at + 12, at + 4..at + 12);
+            return;
+        }
+        let end = block + u32_at(bytes, at + 8) as usize;
+        set(bytes, at + 12, block..end);
+        at = end;
     }
 }
 
@@ -484,6 +516,24 @@ mod tests {
             (recording.records.len(), recording.damaged_chunks, recording.cut),
             (39, 1, false)
         );
+    }
+
+    #[test]
+    fn a_chunk_that_is_gone_or_there_twice_is_counted() {
+        let bytes = recorded(40, 10);
+        let chunks: Vec<usize> = (0..bytes.len())
+            .filter(|&at| bytes[at..].starts_with(CHUNK))
+            .collect();
+        let second = &bytes[chunks[1]..chunks[2]];
+        let gone = [&bytes[..chunks[1]], &bytes[chunks[2]..]].concat();
+        let twice = [&bytes[..chunks[2]], second, &bytes[chunks[2]..]].concat();
+        for (bytes, records) in [(gone, 30), (twice, 50)] {
+            let recording = read(&bytes).unwrap();
+            assert_eq!(
+                (recording.records.len(), recording.damaged_chunks, recording.cut),
+                (records, 1, false)
+            );
+        }
     }
 
     #[test]

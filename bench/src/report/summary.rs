@@ -212,7 +212,8 @@ pub struct LossSummary {
     pub bytes: u64,
     /// Records lost, by kind.
     pub lost: BTreeMap<String, u64>,
-    /// Recordings without an end mark, chunks that failed their checksum, and files that are not those of the manifest.
+    /// Recordings without an end mark, chunks that failed their checksum, files that are not those of the manifest, and records
+    /// that no machine makes.
     pub damaged: u64,
     /// CPU time of the drain, ns.
     pub drain_cpu_ns: u64,

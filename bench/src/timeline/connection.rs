@@ -3,7 +3,10 @@
 //! Packets belong to a connection by namespace, 4-tuple and initial sequence number, so a port that is used again, or two
 //! clocks that differ, cannot mix two connections up.
 
-use std::collections::HashMap;
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+};
 
 use pqtail_common::{Head, Packet, Socket, kind, pending};
 
@@ -35,7 +38,7 @@ pub struct Tuple {
 }
 
 /// Who sent a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum From {
     /// The client.
     Client,
@@ -60,7 +63,7 @@ pub struct Seen {
     pub end: u32,
     /// TCP flag byte.
     pub flags: u8,
-    /// Arrived, and then dropped by the stack.
+    /// Arrived, was dropped by the stack, and came again.
     pub dropped: bool,
 }
 
@@ -102,10 +105,16 @@ pub struct View {
 
 /// All connections of one host over one trial: by tuple, in the order of their SYNs.
 #[derive(Clone, Debug, Default)]
-pub struct Views(HashMap<Tuple, Vec<View>>);
+pub struct Views {
+    by_tuple: HashMap<Tuple, Vec<View>>,
+    /// Position in its tuple's list of the first connection with an initial sequence number: damaged records can put any number
+    /// of connections on one tuple.
+    by_initial: HashMap<(Tuple, u32), usize>,
+}
 
 impl Views {
-    /// Sorts one host's packet and socket records (sorted by time) into connections. `server_ports` says which end is which.
+    /// Sorts one host's packet and socket records (sorted by time) into connections. `server_ports`, ascending, says which end is
+    /// which.
     #[must_use]
     pub fn build(records: &[Raw], netns: u32, server_ports: &[u16]) -> Self {
         let mut views = Self::default();
@@ -127,11 +136,12 @@ impl Views {
                 _ => {}
             }
         }
+        views.by_tuple.values_mut().flatten().for_each(View::settle);
         views
     }
 
     fn packet(&mut self, head: Head, packet: &Packet, server_ports: &[u16]) {
-        let from = if server_ports.contains(&packet.destination_port) {
+        let from = if server_ports.binary_search(&packet.destination_port).is_ok() {
             From::Client
         } else {
             From::Server
@@ -150,12 +160,15 @@ impl Views {
                 server_port: packet.source_port,
             },
         };
-        let list = self.0.entry(tuple).or_default();
+        let list = self.by_tuple.entry(tuple).or_default();
         let first_syn = from == From::Client && packet.tcp_flags & (SYN | ACK) == SYN;
         if first_syn
             && list.last().is_none_or(|last| last.initial != packet.sequence)
             && head.kind != kind::DROP
         {
+            self.by_initial
+                .entry((tuple, packet.sequence))
+                .or_insert(list.len());
             list.push(View {
                 initial: packet.sequence,
                 ..View::default()
@@ -207,7 +220,7 @@ impl Views {
     }
 
     fn socket(&mut self, head: Head, socket: &Socket, server_ports: &[u16]) {
-        let tuple = if server_ports.contains(&socket.remote_port) {
+        let tuple = if server_ports.binary_search(&socket.remote_port).is_ok() {
             Tuple {
                 client: socket.local,
                 client_port: socket.local_port,
@@ -222,7 +235,7 @@ impl Views {
                 server_port: socket.local_port,
             }
         };
-        if let Some(view) = self.0.get_mut(&tuple).and_then(|list| list.last_mut()) {
+        if let Some(view) = self.by_tuple.get_mut(&tuple).and_then(|list| list.last_mut()) {
             view.incidents.push(Incident {
                 at: HostNs(head.at_ns),
                 kind: head.kind,
@@ -238,23 +251,25 @@ impl Views {
     /// The connection of this tuple whose first SYN lies at or after `from` and before `to` on this host's clock.
     #[must_use]
     pub fn find(&self, tuple: &Tuple, from: HostNs, to: HostNs) -> Option<&View> {
-        self.0
-            .get(tuple)?
-            .iter()
-            .find(|view| view.begin().is_some_and(|at| at >= from && at <= to))
+        // Every connection begins with the SYN that made it, so their begins ascend as the records do.
+        let list = self.by_tuple.get(tuple)?;
+        let first = list.partition_point(|view| view.begin() < Some(from));
+        list.get(first)
+            .filter(|view| view.begin().is_some_and(|at| at <= to))
     }
 
     /// The connection of this tuple with this initial sequence number: how the other host's view is found without a clock.
     #[must_use]
     pub fn same(&self, tuple: &Tuple, initial: u32) -> Option<&View> {
-        self.0.get(tuple)?.iter().find(|view| view.initial == initial)
+        let position = *self.by_initial.get(&(*tuple, initial))?;
+        self.by_tuple.get(tuple)?.get(position)
     }
 
     /// The four packet times of every handshake in which no SYN or SYN-ACK was sent twice.
     #[must_use]
     pub fn exchanges(client: &Self, server: &Self) -> Vec<Exchange> {
         let mut exchanges: Vec<_> = client
-            .0
+            .by_tuple
             .iter()
             .flat_map(|(tuple, list)| list.iter().map(move |view| (tuple, view)))
             .filter_map(|(tuple, here)| {
@@ -274,7 +289,8 @@ impl Views {
                 })
             })
             .collect();
-        exchanges.sort_by_key(|each| each.syn_out);
+        // All four, so that nothing depends on the order of the map.
+        exchanges.sort_by_key(|each| (each.syn_out, each.syn_in, each.synack_out, each.synack_in));
         exchanges
     }
 }
@@ -321,26 +337,22 @@ impl View {
             .filter(move |each| each.is_syn() && each.from == from && each.leaves == leaves && !each.dropped)
     }
 
-    /// Whether a segment was dropped on arrival and came again: without a second copy, it was of no more use.
-    fn is_missed(&self, segment: &Seen) -> bool {
-        segment.dropped
-            && self
-                .seen
-                .iter()
-                .rev()
-                .take_while(|each| each.at > segment.at)
-                .any(|each| {
-                    !each.leaves
-                        && !each.dropped
-                        && each.from == segment.from
-                        && each.start <= segment.start
-                        && each.end >= segment.end
-                })
+    /// A segment that was dropped on arrival and did not come again was of no more use: it counts as any other.
+    fn settle(&mut self) {
+        let mut later: HashMap<(From, bool, u32), u32> = HashMap::new();
+        for each in self.seen.iter_mut().rev().filter(|each| !each.leaves) {
+            let key = (each.from, each.flags & SYN != 0, each.start);
+            each.dropped &= later.get(&key).is_some_and(|&end| end >= each.end);
+            if !each.dropped {
+                let end = later.entry(key).or_default();
+                *end = each.end.max(*end);
+            }
+        }
     }
 
     fn data(&self, from: From, leaves: bool) -> impl DoubleEndedIterator<Item = &Seen> {
         self.seen.iter().filter(move |each| {
-            each.has_data() && each.from == from && each.leaves == leaves && !self.is_missed(each)
+            each.has_data() && each.from == from && each.leaves == leaves && !each.dropped
         })
     }
 }
@@ -420,16 +432,15 @@ pub fn crossings(client: &View, server: &View, done: HostNs) -> Vec<Crossing> {
     };
     synack.refused_until = refused_until(server, &synack);
     let mut crossings = vec![syn, synack];
+    let mut numbers = [0u32; 2];
     for flight in flights(client, done) {
         let (sender, receiver) = match flight.from {
             From::Client => (client, server),
             From::Server => (server, client),
         };
-        let number = crossings
-            .iter()
-            .filter(|c| c.from == flight.from && matches!(c.what, What::Flight(_)))
-            .count();
-        let Some(crossing) = flight_crossing(sender, receiver, flight, number as u32 + 1) else {
+        let number = &mut numbers[flight.from as usize];
+        *number += 1;
+        let Some(crossing) = flight_crossing(sender, receiver, flight, *number) else {
             break;
         };
         crossings.push(crossing);
@@ -509,6 +520,10 @@ fn resend(sender: &View, again: HostNs, is_handshake: bool) -> Resend {
     }
 }
 
+/// An exchange of ours has six flights with a HelloRetryRequest. A connection that changes direction more often than this is not
+/// one, and what follows is left out as if it had not been recorded: each flight takes a look at the whole connection.
+const FLIGHTS_MAX: usize = 64;
+
 /// Data in the order in which the client sent and received it, cut where the direction changes.
 fn flights(client: &View, done: HostNs) -> Vec<Flight> {
     let mut flights: Vec<Flight> = Vec::new();
@@ -524,8 +539,10 @@ fn flights(client: &View, done: HostNs) -> Vec<Flight> {
             continue;
         }
         *high = end;
+        let full = flights.len() == FLIGHTS_MAX;
         match flights.last_mut() {
             Some(last) if last.from == seen.from => last.end = end,
+            _ if full => break,
             _ => flights.push(Flight {
                 from: seen.from,
                 start,
@@ -542,7 +559,7 @@ fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) 
         .find(|each| each.end >= flight.end)?
         .at;
     let mut have = flight.start;
-    let mut early: Vec<(u32, u32)> = Vec::new();
+    let mut early: BinaryHeap<Reverse<(u32, u32)>> = BinaryHeap::new();
     let mut filled_hole = false;
     let mut last = None;
     for seen in receiver.data(flight.from, false) {
@@ -550,14 +567,17 @@ fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) 
             continue;
         }
         if seen.start > have {
-            early.push((seen.start, seen.end));
+            early.push(Reverse((seen.start, seen.end)));
             filled_hole = true;
             continue;
         }
         have = seen.end;
         last = Some(*seen);
-        while let Some(position) = early.iter().position(|&(start, end)| start <= have && end > have) {
-            have = early.swap_remove(position).1;
+        while let Some(&Reverse((start, end))) = early.peek()
+            && start <= have
+        {
+            have = have.max(end);
+            early.pop();
         }
         if have >= flight.end {
             break;

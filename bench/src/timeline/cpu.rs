@@ -141,7 +141,9 @@ impl Cpus {
             };
             if head.flags & flag::STEAL_KNOWN != 0 {
                 cpus.steal_known = true;
-                *cpus.steal_ns.entry(u32::from(head.cpu)).or_default() += cpu.steal(head.at_ns, steal);
+                // A damaged counter can jump back and forth any number of times.
+                let sum = cpus.steal_ns.entry(u32::from(head.cpu)).or_default();
+                *sum = sum.saturating_add(cpu.steal(head.at_ns, steal));
             }
         }
         cpus.stretches = layers

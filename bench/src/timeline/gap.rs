@@ -9,48 +9,31 @@ use pqtail_common::{Loss, kind};
 
 use super::cpu::{Raw, as_record, head};
 
-/// A stretch in which records of one machine may be missing, ns on its clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Gap {
-    start_ns: u64,
-    end_ns: u64,
-    /// Those of packets and sockets.
-    packets: bool,
-    /// Those of threads and CPUs.
-    timelines: bool,
-}
-
-/// All gaps of one machine over one trial.
+/// All gaps of one machine over one trial: stretches in order and free of overlap, ns on its clock.
 #[derive(Clone, Debug, Default)]
-pub struct Gaps(Vec<Gap>);
+pub struct Gaps {
+    packets: Vec<(u64, u64)>,
+    timelines: Vec<(u64, u64)>,
+}
 
 impl Gaps {
     /// From the losses among a machine's records (sorted by time) and from stretches of which the file lost everything. What
     /// the measured `cpus` did after a loss is only known from their next switch on.
     #[must_use]
     pub fn build(records: &[Raw], damaged: &[(u64, u64)], cpus: &BTreeSet<u32>) -> Self {
-        let mut gaps: Vec<Gap> = damaged
-            .iter()
-            .map(|&(start_ns, end_ns)| Gap {
-                start_ns,
-                end_ns,
-                packets: true,
-                timelines: true,
-            })
-            .collect();
+        let (mut packets, mut timelines) = (damaged.to_vec(), damaged.to_vec());
         let mut switches: BTreeMap<u32, Vec<u64>> = cpus.iter().map(|&cpu| (cpu, Vec::new())).collect();
         for raw in records {
             let head = head(raw);
             match head.kind {
                 kind::LOSS => {
                     let loss: Loss = as_record(raw);
-                    let packets = is_of_connections(loss.lost_kind as u8);
-                    gaps.push(Gap {
-                        start_ns: loss.start_ns,
-                        end_ns: head.at_ns,
-                        packets,
-                        timelines: !packets,
-                    });
+                    let gap = (loss.start_ns.min(head.at_ns), head.at_ns);
+                    if is_of_connections(loss.lost_kind as u8) {
+                        packets.push(gap);
+                    } else {
+                        timelines.push(gap);
+                    }
                 }
                 kind::SWITCH => {
                     if let Some(times) = switches.get_mut(&u32::from(head.cpu)) {
@@ -60,44 +43,54 @@ impl Gaps {
                 _ => {}
             }
         }
-        for gap in gaps.iter_mut().filter(|gap| gap.timelines) {
+        for (_, to) in &mut timelines {
             let known_again = |times: &Vec<u64>| {
-                let next = times.partition_point(|&at| at <= gap.end_ns);
+                let next = times.partition_point(|at| at <= to);
                 times.get(next).copied().unwrap_or(u64::MAX)
             };
-            gap.end_ns = switches
-                .values()
-                .map(known_again)
-                .max()
-                .unwrap_or(gap.end_ns)
-                .max(gap.end_ns);
+            *to = switches.values().map(known_again).max().unwrap_or(*to).max(*to);
         }
-        Self(gaps)
-    }
-
-    fn any(&self, start_ns: u64, end_ns: u64, which: impl Fn(&Gap) -> bool) -> bool {
-        self.0
-            .iter()
-            .any(|gap| which(gap) && gap.start_ns < end_ns && gap.end_ns > start_ns)
+        Self {
+            packets: joined(packets),
+            timelines: joined(timelines),
+        }
     }
 
     /// Whether anything may be missing between two times.
     #[must_use]
     pub fn between(&self, start_ns: u64, end_ns: u64) -> bool {
-        self.any(start_ns, end_ns, |_| true)
+        self.of_packets(start_ns, end_ns) || self.of_timelines(start_ns, end_ns)
     }
 
     /// Whether a packet may be missing between two times.
     #[must_use]
     pub fn of_packets(&self, start_ns: u64, end_ns: u64) -> bool {
-        self.any(start_ns, end_ns, |gap| gap.packets)
+        any(&self.packets, start_ns, end_ns)
     }
 
     /// Whether something that a thread or a CPU did may be missing between two times.
     #[must_use]
     pub fn of_timelines(&self, start_ns: u64, end_ns: u64) -> bool {
-        self.any(start_ns, end_ns, |gap| gap.timelines)
+        any(&self.timelines, start_ns, end_ns)
     }
+}
+
+fn any(gaps: &[(u64, u64)], start_ns: u64, end_ns: u64) -> bool {
+    let first = gaps.partition_point(|&(_, to)| to <= start_ns);
+    gaps.get(first).is_some_and(|&(from, _)| from < end_ns)
+}
+
+/// Windows in order, those that overlap made one, so that there is one order of begins and ends.
+fn joined(mut windows: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    windows.sort_unstable();
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for (from, to) in windows {
+        match joined.last_mut() {
+            Some((_, end)) if from < *end => *end = to.max(*end),
+            _ => joined.push((from, to)),
+        }
+    }
+    joined
 }
 
 /// Whether records of this kind belong to connections, not to threads and CPUs.
