@@ -7,8 +7,10 @@
 
 mod case;
 pub mod dropper;
+pub mod flood;
 mod inject;
 mod score;
+pub mod shaper;
 
 use std::{
     collections::BTreeMap,
