@@ -204,8 +204,12 @@ impl Wire {
         let socket = packet_socket(index, 0)?;
         // The kernel doubles it. Whoever sends beyond it sleeps until half of it has been worked off.
         setsockopt(&socket, SndBuf, &(IN_FLIGHT_BYTES / 2)).context("limit what is on its way")?;
-        setsockopt(&socket, SendTimeout, &TimeVal::new(DRAIN_MAX.as_secs().cast_signed(), 0))
-            .context("limit how long a packet may wait")?;
+        setsockopt(
+            &socket,
+            SendTimeout,
+            &TimeVal::new(DRAIN_MAX.as_secs().cast_signed(), 0),
+        )
+        .context("limit how long a packet may wait")?;
         pin(from_cpu)?;
         become_idle()?;
         Ok(Self {
@@ -255,8 +259,9 @@ impl Wire {
 
 /// Leaves the calling thread in a new network namespace, and returns that.
 fn enter_new_netns() -> anyhow::Result<File> {
-    unshare(CloneFlags::CLONE_NEWNET)
-        .context("make a network namespace: needs CAP_SYS_ADMIN, run as root; a container must allow it too")?;
+    unshare(CloneFlags::CLONE_NEWNET).context(
+        "make a network namespace: needs CAP_SYS_ADMIN, run as root; a container must allow it too",
+    )?;
     // A device that comes up would announce itself to its neighbours by IPv6, which is work for the flooded CPU at a
     // time that nobody chose. Where it cannot be switched off it is only that.
     let _ = fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
@@ -285,11 +290,18 @@ fn bring_up(name: &str) -> anyhow::Result<u32> {
 fn steer(device: &str, cpu: u32) -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context("make a mount namespace: needs CAP_SYS_ADMIN, run as root")?;
     let nothing = None::<&str>;
-    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)
-        .context("keep the mounts of the flood's thread private")?;
+    mount(
+        nothing,
+        "/",
+        nothing,
+        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+        nothing,
+    )
+    .context("keep the mounts of the flood's thread private")?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC | MsFlags::MS_NODEV;
-    mount(Some("sysfs"), "/sys", Some("sysfs"), flags, nothing)
-        .context("mount the sysfs of a network namespace: needs CAP_SYS_ADMIN; a container must allow it too")?;
+    mount(Some("sysfs"), "/sys", Some("sysfs"), flags, nothing).context(
+        "mount the sysfs of a network namespace: needs CAP_SYS_ADMIN; a container must allow it too",
+    )?;
     let queues = Path::new("/sys/class/net").join(device).join("queues");
     let mut steered = 0;
     for queue in fs::read_dir(&queues).with_context(|| format!("list {}", queues.display()))? {
@@ -297,7 +309,10 @@ fn steer(device: &str, cpu: u32) -> anyhow::Result<()> {
         // Transmit queues have none.
         if path.exists() {
             fs::write(&path, cpu_mask(cpu)).with_context(|| {
-                format!("write CPU {cpu} to {}: is it isolated by the command line?", path.display())
+                format!(
+                    "write CPU {cpu} to {}: is it isolated by the command line?",
+                    path.display()
+                )
             })?;
             steered += 1;
         }
@@ -354,7 +369,8 @@ fn filter_program() -> Vec<libc::sock_filter> {
         k,
     };
     let mut program = vec![instruction(libc::BPF_LD | libc::BPF_IMM, u32::MAX)];
-    program.extend((0..FILTER_DIVISIONS).map(|_| instruction(libc::BPF_ALU | libc::BPF_DIV | libc::BPF_K, 1)));
+    program
+        .extend((0..FILTER_DIVISIONS).map(|_| instruction(libc::BPF_ALU | libc::BPF_DIV | libc::BPF_K, 1)));
     // Keeps nothing of the frame.
     program.push(instruction(libc::BPF_RET | libc::BPF_K, 0));
     program

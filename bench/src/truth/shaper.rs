@@ -362,7 +362,10 @@ impl Netlink {
         loop {
             let length = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_TRUNC)
                 .context("wait for netlink's answer")?;
-            ensure!(length <= buffer.len(), "netlink's answer of {length} bytes is too long");
+            ensure!(
+                length <= buffer.len(),
+                "netlink's answer of {length} bytes is too long"
+            );
             let mut rest = &buffer[..length];
             while !rest.is_empty() {
                 let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
