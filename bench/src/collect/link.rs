@@ -205,7 +205,7 @@ async fn bring_up(netlink: &Handle, name: &str, local: Ipv4Addr, prefix: u8) -> 
 }
 
 /// Runs `work` with a netlink socket of the calling thread's namespace.
-fn with_netlink(work: impl AsyncFnOnce(Handle) -> anyhow::Result<()>) -> anyhow::Result<()> {
+pub(crate) fn with_netlink(work: impl AsyncFnOnce(Handle) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()
