@@ -207,7 +207,7 @@ fn obey(source: &mut Source<'_>, story: &mut Story) {
         }
         order::PACKET => packet(source, story),
         order::CROSS => {
-            let (direction, flags) = (source.u8() % 2 == 0, flags(source));
+            let (direction, flags) = (source.u8().is_multiple_of(2), flags(source));
             let (offset, bytes) = (source.offset(), u32::from(source.u16()));
             story.cross(direction, flags, offset, bytes);
         }
