@@ -9,14 +9,17 @@ use std::{
 use anyhow::Context as _;
 use pqtail_common::{kind, pending};
 
-use super::{Recorded, Row, Story, lanes};
+use super::{
+    Recorded, Row, Story, lanes,
+    totals::{Sum, Totals},
+};
 use crate::{
     align::{Alignment, align},
     attribute::{
         cause::{Baseline, Names, Witness},
         ledger::{Ledger, Line, Segment, Side, ThreadLine},
         split::{Active, Charge, Detail, HostView, Hosts, split},
-        story::{Interval, intervals},
+        story::{Interval, Owner, intervals},
     },
     clock::{HostNs, RunNs},
     plan::Trial,
@@ -39,6 +42,12 @@ pub(super) const TAIL_QUANTILE: f64 = 0.99;
 
 /// Lanes are drawn of this many of a trial's worst.
 const LANES_PER_TRIAL: usize = 3;
+
+/// From this length on a wait is looked up and not walked through, ns.
+const LONG_WAIT_NS: u64 = 1_000_000;
+
+/// The number of no request.
+const NOBODY: u32 = u32::MAX;
 
 /// What one trial comes to.
 pub(super) struct TrialAnalysis {
@@ -225,16 +234,9 @@ impl<'a> Joined<'a> {
         for request in &self.requests {
             let case = self.case(request);
             let (tid, number) = (request.worker_tid, request.request);
-            let connecting_ns = case.view.and_then(View::begin).map_or(0, |at| at.0);
-            client.add(tid, number, request.start_ns, connecting_ns);
-            client.add(tid, number, request.connected_ns, request.client_hello_written_ns);
-            client.add(
-                tid,
-                number,
-                request.first_server_byte_ns,
-                request.request_written_ns,
-            );
-            client.add(tid, number, request.first_response_byte_ns, request.done_ns);
+            for (start_ns, end_ns) in client_work(request, &case) {
+                client.add(tid, number, start_ns, end_ns);
+            }
             if let Some(connection) = case.connection {
                 let tid = connection.worker_tid;
                 server.add(
@@ -465,8 +467,68 @@ impl<'a> Joined<'a> {
         })
     }
 
+    /// The thread that a request waits for, and the CPU where its packet came in, if it is the client's, it is long, and the
+    /// thread does nothing for this request meanwhile: then the wait is the same for all that wait.
+    fn long_wait(
+        &self,
+        request: &RequestStamps,
+        case: &Case<'_>,
+        interval: &Interval,
+    ) -> Option<(u32, Option<u32>)> {
+        let Owner::Waiting {
+            side: Side::Client,
+            tid,
+            cpu,
+        } = interval.owner
+        else {
+            return None;
+        };
+        let (from, to) = (interval.start.0.cast_unsigned(), interval.end.0.cast_unsigned());
+        let is_long = to - from >= LONG_WAIT_NS;
+        let works = || {
+            let mut work = client_work(request, case).into_iter();
+            work.any(|(start_ns, end_ns)| start_ns < to && end_ns > from)
+        };
+        let is_common = is_long && !works() && !self.client.machine.gaps.of_timelines(from, to);
+        is_common.then_some((tid, cpu))
+    }
+
+    /// What the client's thread did over the whole trial, as those see it that wait for it.
+    fn totals(&self, (tid, cpu): (u32, Option<u32>)) -> Totals {
+        let begin = self.requests.iter().map(|each| each.intended_ns).min();
+        let end = self.requests.iter().map(|each| each.done_ns).max();
+        let mut totals = Totals::default();
+        let whole = Interval {
+            label: String::new(),
+            start: Alignment::client(HostNs(begin.unwrap_or(0))),
+            end: Alignment::client(HostNs(end.unwrap_or(0))),
+            owner: Owner::Waiting {
+                side: Side::Client,
+                tid,
+                cpu,
+            },
+        };
+        let hosts = Hosts {
+            client: HostView {
+                // Where records are missing nobody asks.
+                gaps: &Gaps::default(),
+                ..self.client.view()
+            },
+            server: self.server.view(),
+            alignment: &Alignment::identity(),
+        };
+        split(&hosts, &whole, NOBODY, &mut |charge| {
+            // The remainder is told by what the pieces leave.
+            if charge.line != Line::Unexplained {
+                totals.push(charge, self.is_environment(&charge));
+            }
+        });
+        totals
+    }
+
     /// Every request with its ledger, and the time it spent on environment causes.
     fn rows(&self) -> (Vec<Row>, Vec<u64>) {
+        let mut waits: HashMap<(u32, Option<u32>), Totals> = HashMap::new();
         let recorded = self.manifest.client.kernel.is_some();
         self.requests
             .iter()
@@ -483,23 +545,35 @@ impl<'a> Joined<'a> {
                 }
                 let case = self.case(request);
                 let chain = self.chain(request, &case);
-                let (mut ledger, mut environment_ns) = (Ledger::default(), 0);
-                self.charge(request, &chain, |_, charge| {
-                    ledger.charge(charge.line, charge.ns);
-                    environment_ns += if self.is_environment(&charge) {
-                        charge.ns
-                    } else {
-                        0
-                    };
-                });
+                let mut sum = Sum::default();
+                for interval in &chain {
+                    if let Some(key) = self.long_wait(request, &case, interval) {
+                        let totals = waits.entry(key).or_insert_with(|| self.totals(key));
+                        let waited = totals.between(interval.start, interval.end);
+                        let left_ns =
+                            (interval.end - interval.start).cast_unsigned() - waited.ledger.total_ns();
+                        sum.ledger += &waited.ledger;
+                        sum.ledger.charge(Line::Unexplained, left_ns);
+                        sum.environment_ns += waited.environment_ns;
+                        continue;
+                    }
+                    self.charge(request, std::slice::from_ref(interval), |_, charge| {
+                        sum.ledger.charge(charge.line, charge.ns);
+                        sum.environment_ns += if self.is_environment(&charge) {
+                            charge.ns
+                        } else {
+                            0
+                        };
+                    });
+                }
                 let incomplete = self.misses(request, Gaps::between);
                 (
                     Row {
                         stamps: *request,
-                        ledger: Some(ledger),
+                        ledger: Some(sum.ledger),
                         incomplete,
                     },
-                    environment_ns,
+                    sum.environment_ns,
                 )
             })
             .unzip()
@@ -551,6 +625,18 @@ fn machine(manifest: &Manifest, folder: &PathBuf, records: &[Raw], recorded: &Re
         cpus: Cpus::build(&records),
         threads: Threads::build(&records, &tids),
     }
+}
+
+/// When the load generator's thread worked on a request: begins and ends on its clock, ns; those that never came to be are empty
+/// or turned round.
+fn client_work(request: &RequestStamps, case: &Case<'_>) -> [(u64, u64); 4] {
+    let connecting_ns = case.view.and_then(View::begin).map_or(0, |at| at.0);
+    [
+        (request.start_ns, connecting_ns),
+        (request.connected_ns, request.client_hello_written_ns),
+        (request.first_server_byte_ns, request.request_written_ns),
+        (request.first_response_byte_ns, request.done_ns),
+    ]
 }
 
 /// Times that the load generator's thread took itself.
