@@ -17,7 +17,7 @@ use std::{
     io,
     os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
-    sync::mpsc::{self, Receiver, Sender},
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -36,7 +36,7 @@ use nix::{
         },
         time::TimeVal,
     },
-    unistd::write,
+    unistd::{gettid, write},
 };
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 
@@ -45,7 +45,7 @@ use crate::{
     collect::{host, link::with_netlink, worker::pin},
 };
 
-/// Name of the thread that sends; it has the lowest priority there is, on the CPU that is not flooded.
+/// Name of the thread that sends; while it does it has the lowest priority there is, on the CPU that is not flooded.
 pub const THREAD_NAME: &str = "pq-flood";
 /// Name of the sending end, in a namespace of its own.
 pub const SENDER_NAME: &str = "pq-flood-tx";
@@ -69,12 +69,14 @@ pub(super) const FRAME: [u8; 60] = {
 /// that nobody's packets are lost to the flood, and a few milliseconds of work, so that it ends soon after its time.
 const IN_FLIGHT_BYTES: usize = 48 << 10;
 
-/// How many sockets filter each frame. Together some 40 us on a machine of 2024.
+/// How many sockets filter each frame. Together NNN us on a machine of 2024.
 const FILTERS: usize = 4;
 /// Length of a filter. The kernel takes 4,096 instructions but charges the filter to the socket, whose limit is
 /// 20,480 bytes in kernels before 6.8 (`optmem_max`), at 8 bytes each.
 const FILTER_DIVISIONS: usize = 2_400;
 
+/// A burst that ends later than its packets take has a sender that does not get its CPU.
+const LATE: Duration = Duration::from_millis(10);
 /// A CPU that has not worked off the flood by then is broken, not slow.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 /// A fraction of what a packet takes at best; it is the error of a burst's end.
@@ -84,6 +86,7 @@ const DRAIN_POLL: Duration = Duration::from_micros(100);
 /// all is gone when this is dropped or the process dies, whichever way.
 #[derive(Debug)]
 pub struct Flood {
+    tid: u32,
     orders: Option<Sender<Duration>>,
     outcomes: Receiver<anyhow::Result<(u64, u64)>>,
     thread: Option<JoinHandle<()>>,
@@ -119,9 +122,10 @@ impl Flood {
                     return;
                 }
             };
-            let _ = tell_ready.send(Ok(()));
+            let _ = tell_ready.send(Ok(gettid().as_raw().cast_unsigned()));
             for duration in inbox {
-                if tell.send(wire.flood(duration)).is_err() {
+                let outcome = schedule(0, libc::SCHED_IDLE).and_then(|()| wire.flood(duration));
+                if tell.send(outcome).is_err() {
                     return;
                 }
             }
@@ -131,12 +135,13 @@ impl Flood {
             .name(THREAD_NAME.to_owned())
             .spawn(work)
             .context("start the flood's thread")?;
-        let flood = Self {
+        let mut flood = Self {
+            tid: 0,
             orders: Some(orders),
             outcomes,
             thread: Some(thread),
         };
-        ready
+        flood.tid = ready
             .recv()
             .map_err(|_| anyhow!("the flood's thread panicked"))?
             .with_context(|| format!("prepare to flood CPU {cpu} from CPU {from_cpu}"))?;
@@ -146,12 +151,23 @@ impl Flood {
     /// Floods for `duration` and returns when the CPU has worked off the last packet. Begin and end, `CLOCK_MONOTONIC`
     /// ns of this machine: before the first packet was sent, and when none was left.
     ///
+    /// How much of the CPU it takes is for the recording to tell: all of it, less what `ksoftirqd` leaves to others,
+    /// if the sender gets its few percent, and little where something else wants all of the sender's CPU.
+    ///
     /// # Errors
     /// When the kernel does not take the packets, or the CPU does not work them off.
     pub fn burst(&mut self, duration: Duration) -> anyhow::Result<(u64, u64)> {
         let gone = || anyhow!("the flood's thread has ended");
         let orders = self.orders.as_ref().ok_or_else(gone)?;
         orders.send(duration).map_err(|_| gone())?;
+        match self.outcomes.recv_timeout(duration + LATE) {
+            Ok(outcome) => return outcome,
+            Err(RecvTimeoutError::Disconnected) => return Err(gone()),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        // Something else wants all of the sender's CPU. The flood has long ended, only nobody says so, and the window
+        // would grow: as a thread like any other it can look.
+        schedule(self.tid, libc::SCHED_OTHER)?;
         self.outcomes.recv().map_err(|_| gone())?
     }
 }
@@ -211,7 +227,6 @@ impl Wire {
         )
         .context("limit how long a packet may wait")?;
         pin(from_cpu)?;
-        become_idle()?;
         Ok(Self {
             socket,
             _filters: filters,
@@ -401,12 +416,17 @@ pub(super) fn packet_socket(index: u32, ethertype: u16) -> anyhow::Result<OwnedF
     Ok(socket)
 }
 
-/// The calling thread runs only when nothing else wants its CPU (sched(7)).
-fn become_idle() -> anyhow::Result<()> {
+/// Gives a thread (0 is the calling one) a policy that has no priorities: `SCHED_IDLE` runs only when nothing else
+/// wants the CPU, `SCHED_OTHER` is everybody's (sched(7)).
+fn schedule(tid: u32, policy: libc::c_int) -> anyhow::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: a valid parameter block for the calling thread.
-    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
-    ensure!(result == 0, "become SCHED_IDLE: {}", io::Error::last_os_error());
+    // SAFETY: a valid parameter block.
+    let result = unsafe { libc::sched_setscheduler(tid.cast_signed(), policy, &raw const parameters) };
+    ensure!(
+        result == 0,
+        "set the policy of the flood's thread: {}: leaving SCHED_IDLE needs CAP_SYS_NICE or nice 0",
+        io::Error::last_os_error()
+    );
     Ok(())
 }
 

@@ -1,0 +1,346 @@
+//! A token bucket on one end of a link between two namespaces: bytes wait for their tokens, in order, and none is lost.
+//!
+//! Each host is a thread in a network namespace of its own; a socket keeps the namespace it was made in, so only
+//! making one is done there.
+#![allow(
+    clippy::unwrap_used,
+    reason = "in a test's helper, too, a panic is the report"
+)]
+
+use std::{
+    fs,
+    net::UdpSocket,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{self, Sender},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    link::{LinkAttribute, LinkMessage},
+};
+use nix::{
+    net::if_::if_nametoindex,
+    sched::{CloneFlags, unshare},
+    sys::socket::{
+        AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt::RcvBufForce,
+    },
+    unistd::{gettid, read, write},
+};
+use pqtail::{
+    clock::now,
+    collect::{
+        host,
+        link::{self, CLIENT_ADDRESS, CLIENT_NAME, PREFIX, SERVER_ADDRESS, SERVER_NAME},
+    },
+    truth::shaper::Shaper,
+};
+use rtnetlink::packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+
+const PORT: u16 = 4433;
+/// Generous: it is only waited for in full when something is broken.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Payload of a datagram that fills the link's MTU of 1,500, and its frame.
+const PAYLOAD_BYTES: usize = 1472;
+const FRAME_BYTES: u64 = 1514;
+/// Enough for all that a test sends.
+const RECEIVE_BYTES: usize = 64 << 20;
+
+#[test]
+fn a_slow_link_takes_at_least_the_time_of_its_bytes() {
+    let Some(_alone) = privileged("a_slow_link_takes_at_least_the_time_of_its_bytes") else {
+        return;
+    };
+    let network = Network::new();
+    let mut shaper = network.at_client();
+    // Twice: the rate is changed in place, and the bucket is full after each change.
+    for rate_bytes_per_s in [1_000_000, 4_000_000] {
+        shaper.slow(rate_bytes_per_s).unwrap();
+        let begin_ns = now().0;
+        let datagrams = 60;
+        network.send(0..datagrams);
+        network.receive(0..datagrams);
+        let took_ns = now().0 - begin_ns;
+        // One frame is in the bucket.
+        let least_ns = (datagrams as u64 - 1) * FRAME_BYTES * 1_000_000_000 / rate_bytes_per_s;
+        assert!(
+            took_ns >= least_ns,
+            "{took_ns} ns, and {least_ns} at {rate_bytes_per_s} bytes/s"
+        );
+    }
+    assert_eq!(shaper.dropped_packets().unwrap(), 0);
+}
+
+#[test]
+fn fast_lets_the_whole_queue_go_at_once_and_in_order() {
+    let Some(_alone) = privileged("fast_lets_the_whole_queue_go_at_once_and_in_order") else {
+        return;
+    };
+    let network = Network::new();
+    let mut shaper = network.at_client();
+    // So slow that the second frame would take 25 minutes: whoever waits for a timer of the old rate fails.
+    shaper.slow(1).unwrap();
+    network.send(0..50);
+    network.receive(0..1);
+    assert_eq!(shaper.queued_packets().unwrap(), 49);
+    assert!(!network.has_received(), "the bucket held one frame");
+    shaper.fast().unwrap();
+    assert_eq!(shaper.queued_packets().unwrap(), 0);
+    network.receive(1..50);
+    network.send(50..100);
+    network.receive(50..100);
+    assert_eq!(shaper.dropped_packets().unwrap(), 0);
+}
+
+#[test]
+fn changes_under_traffic_lose_nothing_and_keep_the_order() {
+    let Some(_alone) = privileged("changes_under_traffic_lose_nothing_and_keep_the_order") else {
+        return;
+    };
+    let network = Network::new();
+    let mut shaper = network.at_client();
+    let (changes, datagrams_each) = (20, 100);
+    let total = changes * datagrams_each;
+    let received = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| network.send(0..total));
+        scope.spawn(|| {
+            for number in 0..total {
+                network.receive(number..number + 1);
+                received.store(number + 1, Ordering::Relaxed);
+            }
+        });
+        for change in 0..changes {
+            if change % 2 == 0 {
+                shaper.slow(10_000_000).unwrap();
+            } else {
+                shaper.fast().unwrap();
+            }
+            wait_until("a part has arrived", || {
+                received.load(Ordering::Relaxed) >= change * datagrams_each
+            });
+        }
+        shaper.fast().unwrap();
+    });
+    assert_eq!(received.into_inner(), total);
+    assert_eq!(shaper.dropped_packets().unwrap(), 0);
+}
+
+#[test]
+fn a_dropped_shaper_sends_what_is_queued_and_leaves_no_qdisc() {
+    let Some(_alone) = privileged("a_dropped_shaper_sends_what_is_queued_and_leaves_no_qdisc") else {
+        return;
+    };
+    let network = Network::new();
+    assert_eq!(network.client_qdisc(), "noqueue");
+    let mut shaper = network.at_client();
+    assert_eq!(network.client_qdisc(), "tbf");
+    shaper.slow(1).unwrap();
+    network.send(0..10);
+    drop(shaper);
+    assert_eq!(network.client_qdisc(), "noqueue");
+    network.receive(0..10);
+    network.send(10..20);
+    network.receive(10..20);
+}
+
+#[test]
+fn misuse_is_an_error() {
+    let Some(_alone) = privileged("misuse_is_an_error") else {
+        return;
+    };
+    let network = Network::new();
+    let (client, server) = (network.client.tid, network.server.tid);
+    let mut shaper = network.at_client();
+    let refusal = |tid, device| format!("{:#}", Shaper::attach(tid, device).unwrap_err());
+    let message = refusal(client, CLIENT_NAME);
+    assert!(message.contains("one shaper a device"), "{message}");
+    let message = refusal(client, SERVER_NAME);
+    assert!(message.contains("join the link first"), "{message}");
+    let message = refusal(u32::MAX, SERVER_NAME);
+    assert!(message.contains("does the process live"), "{message}");
+    // Each end has its own.
+    let other = Shaper::attach(server, SERVER_NAME).unwrap();
+    let message = format!("{:#}", shaper.slow(0).unwrap_err());
+    assert!(message.contains("nothing would ever pass"), "{message}");
+    drop((shaper, other));
+    // It may outlive the run, and keeps the namespace but not the link: the other end's is gone.
+    let mut shaper = network.at_client();
+    drop(network);
+    wait_until("the link is gone", || shaper.slow(1000).is_err());
+}
+
+/// Two hosts, a link, and a socket at each end.
+struct Network {
+    client: Host,
+    server: Host,
+    sender: UdpSocket,
+    receiver: UdpSocket,
+}
+
+impl Network {
+    fn new() -> Self {
+        let (client, server) = (Host::start("pq-client"), Host::start("pq-server"));
+        let peer = server.tid;
+        client.run(move || link::join(peer, CLIENT_ADDRESS, PREFIX).unwrap());
+        server.run(|| link::configure(SERVER_ADDRESS, PREFIX).unwrap());
+        let receiver = server.run(|| UdpSocket::bind((SERVER_ADDRESS, PORT)).unwrap());
+        setsockopt(&receiver, RcvBufForce, &RECEIVE_BYTES).unwrap();
+        receiver.set_read_timeout(Some(DEADLINE)).unwrap();
+        let sender = client.run(|| UdpSocket::bind((CLIENT_ADDRESS, 0)).unwrap());
+        sender.connect((SERVER_ADDRESS, PORT)).unwrap();
+        // The neighbour is known before anything is counted: its question would be shaped too.
+        sender.send(&[]).unwrap();
+        receiver.recv(&mut []).unwrap();
+        Self {
+            client,
+            server,
+            sender,
+            receiver,
+        }
+    }
+
+    fn at_client(&self) -> Shaper {
+        Shaper::attach(self.client.tid, CLIENT_NAME).unwrap()
+    }
+
+    /// Datagrams that carry their numbers. Waits where the socket has too many on their way.
+    fn send(&self, numbers: std::ops::Range<usize>) {
+        for number in numbers {
+            let mut payload = [0; PAYLOAD_BYTES];
+            payload[..8].copy_from_slice(&(number as u64).to_le_bytes());
+            self.sender.send(&payload).unwrap();
+        }
+    }
+
+    /// These come next, and no others between them.
+    fn receive(&self, numbers: std::ops::Range<usize>) {
+        for number in numbers {
+            let mut payload = [0; PAYLOAD_BYTES];
+            assert_eq!(self.receiver.recv(&mut payload).unwrap(), PAYLOAD_BYTES);
+            let got = u64::from_le_bytes(payload[..8].try_into().unwrap());
+            assert_eq!(got, number as u64, "all arrive in order");
+        }
+    }
+
+    fn has_received(&self) -> bool {
+        self.receiver.set_nonblocking(true).unwrap();
+        let has = self.receiver.peek(&mut [0]).is_ok();
+        self.receiver.set_nonblocking(false).unwrap();
+        has
+    }
+
+    fn client_qdisc(&self) -> String {
+        self.client.run(client_qdisc_here)
+    }
+}
+
+/// The name of the client's root qdisc as its device tells it (`IFLA_QDISC`): another way than the shaper's own.
+fn client_qdisc_here() -> String {
+    let socket = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkRoute,
+    )
+    .unwrap();
+    let mut device = LinkMessage::default();
+    device.header.index = if_nametoindex(CLIENT_NAME).unwrap();
+    let mut question = NetlinkMessage::from(RouteNetlinkMessage::GetLink(device));
+    question.header.flags = NLM_F_REQUEST;
+    question.finalize();
+    let mut bytes = vec![0; question.buffer_len()];
+    question.serialize(&mut bytes);
+    write(&socket, &bytes).unwrap();
+    let mut answer = vec![0; 1 << 16];
+    let length = read(&socket, &mut answer).unwrap();
+    let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer[..length]).unwrap();
+    let NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(device)) = answer.payload else {
+        panic!("the device is there: {answer:?}");
+    };
+    let qdisc = device
+        .attributes
+        .into_iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::Qdisc(name) => Some(name),
+            _ => None,
+        });
+    qdisc.expect("every device has one")
+}
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// A thread in a network namespace of its own.
+struct Host {
+    tid: u32,
+    tasks: Option<Sender<Task>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Host {
+    fn start(name: &str) -> Self {
+        let (tasks, inbox) = mpsc::channel::<Task>();
+        let (tell, told) = mpsc::channel();
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                unshare(CloneFlags::CLONE_NEWNET).unwrap();
+                // Its announcements would be shaped and counted.
+                let _ = fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
+                tell.send(gettid().as_raw().cast_unsigned()).unwrap();
+                for task in inbox {
+                    task();
+                }
+            })
+            .unwrap();
+        Self {
+            tid: told.recv().expect("root may make a namespace"),
+            tasks: Some(tasks),
+            thread: Some(thread),
+        }
+    }
+
+    fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (tell, told) = mpsc::channel();
+        let task = Box::new(move || tell.send(work()).unwrap());
+        self.tasks.as_ref().unwrap().send(task).unwrap();
+        told.recv().expect("the host's thread says why it failed")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.tasks = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Waits by condition: no sleep decides the outcome, only the deadline.
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// One test at a time: they share the CPUs. `None`, with the reason on stderr, where the kernel would refuse.
+fn privileged(test: &str) -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    if host::is_root() {
+        return Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+    assert!(
+        std::env::var_os("CI").is_none(),
+        "{test} needs root, and CI is set: run the tests as root"
+    );
+    eprintln!("SKIPPED {test}: network namespaces need root");
+    None
+}
