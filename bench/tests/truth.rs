@@ -8,8 +8,8 @@ use pqtail::collect::host;
 use serde_json::Value;
 
 /// One case per mechanism; the whole suite is `cargo xtask truth`.
-const CASES: &str =
-    "nothing,fifo-hog.server,stop.client,sleep.server,held-response.server,loss.syn,loss.server-flight";
+const CASES: &str = "nothing,fifo-hog.server,stop.client,sleep.server,lock.server,held-response.server,\
+                     accept-pause.server,loss.syn,loss.server-flight,few-ports.client,overload.client";
 
 /// Least share of the requests that a fault hit whose cause must be right.
 const RECALL_MIN: f64 = 0.6;
@@ -51,6 +51,7 @@ fn known_culprits_are_named() {
         "server.run_queue",
         "client.stopped",
         "server.blocked",
+        "server.accept_queue",
         "delayed_ack",
         "retransmit.syn",
         "retransmit.data",
@@ -67,6 +68,13 @@ fn known_culprits_are_named() {
             share("culprit_right").is_none_or(|share| share >= CULPRIT_MIN),
             "{cause}: {report:#}"
         );
+    }
+    for case in ["nothing", "few-ports.client", "overload.client"] {
+        for check in report["cases"][case]["checks"].as_array().expect("an array") {
+            // A tick of /proc/stat more or less is the machine's affair.
+            let is_steal = check["what"].as_str().is_some_and(|what| what.contains("steal"));
+            assert!(is_steal || check["ok"] == true, "{case}: {check:#}");
+        }
     }
     let blamed = report["baseline"]["blamed"].as_object().expect("an object");
     for injected in ["client.stopped", "delayed_ack"] {
