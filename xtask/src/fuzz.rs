@@ -126,7 +126,7 @@ fn run_target(fuzz: &Path, binary: &Path, target: Target, seconds: u32) -> anyho
         .arg(format!("-max_len={}", target.input_bytes_max()))
         .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
         .arg(format!("-rss_limit_mb={MEMORY_MB_MAX}"))
-        .args(["-use_value_profile=1", "-print_final_stats=1"]);
+        .args(["-len_control=0", "-use_value_profile=1", "-print_final_stats=1"]);
     run(&format!("fuzz target '{name}'"), &mut command).with_context(|| {
         format!(
             "the input is in {}; `{} <input>` shows it again. Once it is mended, keep it in bench/fuzz/regressions/{name}",

@@ -3,6 +3,8 @@
 //! Each function takes bytes that nobody vouches for and panics only where the product breaks a promise: no panic, a ledger that
 //! sums to the latency, no more memory than the input can account for.
 
+#[cfg(test)]
+mod scale;
 mod script;
 mod story;
 
