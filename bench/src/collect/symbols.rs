@@ -86,7 +86,7 @@ fn functions_in(symbols: &str, distances: &BTreeSet<u32>) -> BTreeMap<u32, Strin
 }
 
 /// System calls in which a server or load generator waits for something to do; unlike all others, a sleep there is nobody's
-/// fault. [`ABSENT`] where this architecture lacks one.
+/// fault. [`ABSENT`](pqtail_common::ABSENT) where this architecture lacks one.
 pub const QUIET_SYSCALLS: [u32; pqtail_common::QUIET_SYSCALLS] = [
     #[cfg(target_arch = "x86_64")]
     {

@@ -10,7 +10,7 @@
 //!
 //! Two things outlast a burst, so compare a faulty run only with a run that had a flood prepared too: while one
 //! exists, every packet of this machine asks whether its device steers (`rps_needed`), and packets that others send
-//! to the flooded CPU queue behind at most [`IN_FLIGHT_BYTES`] of the flood's.
+//! to the flooded CPU queue behind at most `IN_FLIGHT_BYTES` of the flood's.
 
 use std::{
     fs::{self, File},
