@@ -213,7 +213,8 @@ fn a_dropper_without_an_order_changes_sizes_but_loses_nothing() {
     let after = largest();
     assert!(before.0 > SEGMENT_BYTES && before.0 == before.1, "{before:?}");
     // How much the receiver's end merges is a matter of time.
-    assert_eq!(during.0, SEGMENT_BYTES, "the sender offloads nothing");
+    // The record is taken before the sender's end cuts it into segments, which it does itself while the dropper is there.
+    assert!(during.0 > SEGMENT_BYTES, "{during:?}");
     assert!(after.0 > SEGMENT_BYTES, "{after:?}");
 }
 

@@ -497,10 +497,19 @@ fn facts(
         .flat_map(|pool| pool.lateness.iter().copied())
         .collect();
     lateness.sort_unstable();
-    let wall_ns = (plan.duration_ns + plan.warmup_ns) as f64;
+    // A trial that cannot keep up lasts longer than planned.
+    let lasted_ns = |index: u32| {
+        let trial = trials.iter().find(|each| each.trial.index == index);
+        let rows = || trial.into_iter().flat_map(|each| &each.rows);
+        let begin_ns = rows().map(|row| row.stamps.intended_ns).min().unwrap_or(0);
+        let end_ns = rows().map(|row| row.stamps.done_ns).max().unwrap_or(0);
+        (plan.duration_ns.saturating_add(plan.warmup_ns)).max(end_ns.saturating_sub(begin_ns))
+    };
     let busy = |cpu_ns: fn(&crate::record::manifest::TrialRecord) -> u64, threads: usize| {
-        let busiest = manifest.trials.iter().map(cpu_ns).max()?;
-        (threads > 0).then(|| busiest as f64 / wall_ns / threads as f64)
+        let shares = manifest.trials.iter();
+        let shares = shares.map(|each| cpu_ns(each) as f64 / lasted_ns(each.trial.index) as f64);
+        let busiest = shares.reduce(f64::max)?;
+        (threads > 0).then(|| busiest / threads as f64)
     };
     let mut total = Ledger::default();
     for (_, ledger) in pools.values().flat_map(|pool| &pool.ledgers) {

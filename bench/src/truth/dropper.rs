@@ -5,8 +5,8 @@
 //! (`__netif_receive_skb_core`). A lost segment has a `TRANSMIT` record and neither a `RECEIVE` nor a `DROP`.
 //!
 //! While it is attached, the sender's end does not offload segmentation and the receiver's end copies each segment and
-//! may merge several (`veth_xdp_set`): what left as one record leaves as one a segment, a few microseconds apart. So
-//! compare a faulty run only with a run that had the dropper attached too.
+//! may merge several (`veth_xdp_set`): what is one `TRANSMIT` record may arrive as one a segment, a few microseconds apart.
+//! So compare a faulty run only with a run that had the dropper attached too.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,8 +1,8 @@
 //! Slows one direction of the link down, as a narrow line would: a token bucket before the device, changed in place.
 //!
 //! The qdisc is the kernel's `tbf` (net/sched/sch_tbf.c, read at v6.12), told by netlink. A segment that waits in it
-//! has not reached `net_dev_start_xmit` yet: it has no `TRANSMIT` record before its time is over, and the time
-//! between the thread's write and that record is the qdisc's.
+//! has passed `net_dev_queue` already: its `TRANSMIT` record is from before the wait, and the time
+//! between that record and its `RECEIVE` is the qdisc's, as it would be the line's.
 //!
 //! The bucket holds one full segment, slow or fast. After each change it is full, so the first segment passes at
 //! once, and so does one after a pause: what waits is what follows. A larger bucket while fast would let segments of
