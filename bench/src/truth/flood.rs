@@ -8,9 +8,9 @@
 //! What makes a packet dear is a socket filter, which runs in the softirq, and not its sender: it sleeps most of the
 //! time. The frames are no IP, so the stack does nothing else with them and the packet probes store nothing of them.
 //!
-//! Two things outlast a burst, so compare a faulty run only with a run that had a flood prepared too: while one
-//! exists, every packet of this machine asks whether its device steers (`rps_needed`), and packets that others send
-//! to the flooded CPU queue behind at most `IN_FLIGHT_BYTES` of the flood's.
+//! While a flood exists, every packet of this machine asks whether its device steers (`rps_needed`): compare a faulty
+//! run only with a run that had a flood prepared too. And during a burst, packets that others send to the flooded CPU
+//! queue behind those of the flood, some milliseconds of work.
 
 use std::{
     fs::{self, File},
@@ -56,7 +56,7 @@ pub const RECEIVER_NAME: &str = "pq-flood-rx";
 const ETHERTYPE: u16 = 0x88b5;
 /// The shortest frame that Ethernet knows, without checksum: to, from (both locally administered, of no device), type,
 /// and zeros.
-pub(super) const FRAME: [u8; 60] = {
+const FRAME: [u8; 60] = {
     let mut frame = [0; 60];
     let [high, low] = ETHERTYPE.to_be_bytes();
     (frame[0], frame[5], frame[6], frame[11]) = (2, 1, 2, 2);
@@ -393,7 +393,7 @@ fn filter_program() -> Vec<libc::sock_filter> {
 }
 
 /// A packet socket at one device of this network namespace; protocol 0 is one that only sends.
-pub(super) fn packet_socket(index: u32, ethertype: u16) -> anyhow::Result<OwnedFd> {
+fn packet_socket(index: u32, ethertype: u16) -> anyhow::Result<OwnedFd> {
     let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)
         .context("open a packet socket: needs CAP_NET_RAW and CONFIG_PACKET, run as root")?;
     // SAFETY: plain integers, for which zero is a value.

@@ -33,15 +33,12 @@ use nix::{
         },
         time::TimeVal,
     },
-    unistd::write,
 };
 use rtnetlink::packet_core::{
     DefaultNla, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage,
     NetlinkPayload,
 };
 use zerocopy::{Immutable, IntoBytes};
-
-use super::flood::{FRAME, packet_socket};
 
 const KIND: &str = "tbf";
 /// Any that no other qdisc of the device has; the default one has none.
@@ -68,6 +65,7 @@ const ETHERNET_HEADER_BYTES: u32 = 14;
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// A part of a dump of a few devices; the kernel cuts a dump at 32 KB.
 const ANSWER_BYTES: usize = 32 << 10;
+/// More than a frame takes at the least rate.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 const DRAIN_POLL: Duration = Duration::from_micros(200);
 
@@ -101,8 +99,6 @@ struct TcTbfQopt {
 #[derive(Debug)]
 pub struct Shaper {
     netlink: Netlink,
-    /// Sends the frame that gets a queue going.
-    kick: OwnedFd,
     device: Device,
 }
 
@@ -152,7 +148,6 @@ impl Shaper {
             index,
             burst_bytes: netlink.mtu(index)? + ETHERNET_HEADER_BYTES,
         };
-        let kick = packet_socket(index, 0)?;
         let added = netlink.ask(
             RouteNetlinkMessage::NewQueueDiscipline(device.bucket(FAST_BYTES_PER_S)),
             NLM_F_CREATE | NLM_F_EXCL,
@@ -166,36 +161,34 @@ impl Shaper {
             };
             refusal.context(remedy)
         })?;
-        Ok(Self {
-            netlink,
-            kick,
-            device,
-        })
+        Ok(Self { netlink, device })
     }
 
     /// From now on the device sends at most this many bytes per second, Ethernet headers included, and one full frame
     /// at once. Nothing that is queued is lost.
     ///
     /// # Errors
-    /// For a rate of zero, or when the namespace's device is gone.
+    /// For a rate at which one frame takes more than a second, or when the namespace's device is gone.
     pub fn slow(&mut self, rate_bytes_per_s: u64) -> anyhow::Result<()> {
+        let least = u64::from(self.device.burst_bytes);
         ensure!(
-            rate_bytes_per_s > 0,
-            "slow {} down to 0 bytes/s: nothing would ever pass",
+            rate_bytes_per_s >= least,
+            "slow {} down to {rate_bytes_per_s} bytes/s: a frame would take more than a second, take {least} at least",
             self.device.name
         );
         self.change(rate_bytes_per_s)
     }
 
-    /// Delays nothing any more. Returns when what was queued has been sent, in order.
+    /// Delays nothing any more. Returns when what was queued has been sent, in order: after the time of one frame at
+    /// the old rate at most, or with the next segment if that is sooner.
     ///
     /// # Errors
     /// When the namespace's device is gone, or the queue does not drain.
     pub fn fast(&mut self) -> anyhow::Result<()> {
         self.change(FAST_BYTES_PER_S)?;
-        // A queue that waits for its tokens has a timer, which the change leaves at the old rate. Any packet gets it
-        // going: this one comes last, and nobody knows its protocol.
-        write(&self.kick, &FRAME).with_context(|| format!("send a frame by {}", self.device.name))?;
+        // A queue that waits for its tokens waits on: the change leaves its timer, and a frame of ours that would get
+        // it going would do that on our CPU. Segments then reach the receiver by two CPUs' queues, and the later ones
+        // may be first. The timer fires on the CPU that sent last, so nothing overtakes.
         let deadline = Instant::now() + DRAIN_MAX;
         while self.queued_packets()? > 0 {
             ensure!(
