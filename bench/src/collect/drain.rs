@@ -20,6 +20,7 @@ use zerocopy::{FromBytes as _, IntoBytes as _};
 use super::{
     probes::{Probes, Source, kind_name},
     symbols,
+    worker::{own_cpu_ns, set_scheduler},
 };
 use crate::{
     clock::{self, HostNs},
@@ -395,17 +396,6 @@ fn at_ns(record: &[u8; RECORD_BYTES]) -> u64 {
     ])
 }
 
-/// CPU time of the calling thread, ns.
-pub(super) fn own_cpu_ns() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` is a valid timespec, and this clock exists on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
-}
-
 /// Pins the calling thread; returns its id.
 fn place(cpus: Option<&[u32]>) -> anyhow::Result<u32> {
     if let Some(cpus) = cpus {
@@ -442,15 +432,15 @@ impl Priority {
     fn lower(&mut self) {
         if self.may_lower && !self.is_low {
             // SCHED_BATCH: it does not preempt on wake-up. Not SCHED_IDLE: beside a busy thread that would not run
-            // often enough to notice that the ring fills up.
-            set_policy(libc::SCHED_BATCH);
+            // often enough to notice that the ring fills up. Being refused only costs calm.
+            let _ = set_scheduler(0, libc::SCHED_BATCH, 0);
             self.is_low = set_nice(NICE_LOW).is_ok();
         }
     }
 
     fn raise(&mut self) {
         if self.is_low {
-            set_policy(libc::SCHED_OTHER);
+            let _ = set_scheduler(0, libc::SCHED_OTHER, 0);
             self.is_low = set_nice(0).is_err();
         }
     }
@@ -464,10 +454,4 @@ fn set_nice(nice: i32) -> io::Result<()> {
     } else {
         Err(io::Error::last_os_error())
     }
-}
-
-fn set_policy(policy: i32) {
-    let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: `parameters` is valid for the call; 0 is the calling thread. Being refused only costs calm.
-    unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
 }

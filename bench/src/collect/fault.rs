@@ -21,7 +21,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::drain::own_cpu_ns;
+use super::worker::own_cpu_ns;
 use crate::clock::now;
 
 /// What a server can do to one connection.

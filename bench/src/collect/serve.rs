@@ -247,6 +247,17 @@ struct OfWorker {
     faults: Option<Faults>,
 }
 
+impl OfWorker {
+    /// Commits the fault that is ordered for this stage, if there is one.
+    fn commit_at(&self, stage: Stage, port: u16) {
+        if let Some(faults) = &self.faults
+            && let Some(fault) = faults.take(stage)
+        {
+            faults.commit(fault, port);
+        }
+    }
+}
+
 impl Worker {
     /// `ready` hears the worker's thread id once it listens, or why it does not.
     fn run(&self, cpu: u32, ready: &SyncSender<anyhow::Result<u32>>) {
@@ -400,11 +411,7 @@ async fn serve_tls(
         }
         if stamps.first_byte_ns == 0 {
             stamps.first_byte_ns = read_ns;
-            if let Some(faults) = &of_worker.faults
-                && let Some(fault) = faults.take(Stage::Hello)
-            {
-                faults.commit(fault, stamps.remote_port);
-            }
+            of_worker.commit_at(Stage::Hello, stamps.remote_port);
         }
         stamps.bytes_in += read as u32;
         let is_accepted = process(&mut tls, &of_worker.buffer.bytes(read))?;
@@ -415,11 +422,7 @@ async fn serve_tls(
         }
         if tls.is_handshaking() {
             stamps.flight_written_ns = now().0;
-            if let Some(faults) = &of_worker.faults
-                && let Some(fault) = faults.take(Stage::Flight)
-            {
-                faults.commit(fault, stamps.remote_port);
-            }
+            of_worker.commit_at(Stage::Flight, stamps.remote_port);
             continue;
         }
         if stamps.handshake_done_ns == 0 {

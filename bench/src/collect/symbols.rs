@@ -61,25 +61,28 @@ pub fn functions(distances: &BTreeSet<u32>) -> BTreeMap<u32, String> {
 }
 
 fn functions_in(symbols: &str, distances: &BTreeSet<u32>) -> BTreeMap<u32, String> {
-    let text = addresses_in(symbols).text;
-    let mut all: Vec<(u32, &str)> = symbols
+    let mut all: Vec<(u64, &str)> = symbols
         .lines()
         .filter_map(|line| {
             let mut words = line.split_ascii_whitespace();
             let (address, kind, name) = (words.next()?, words.next()?, words.next()?);
             let is_kernel_code = matches!(kind, "t" | "T" | "w" | "W") && words.next().is_none();
-            let distance = u64::from_str_radix(address, 16).ok()?.checked_sub(text)?;
-            Some((u32::try_from(distance).ok()?, name)).filter(|_| is_kernel_code)
+            is_kernel_code.then_some((u64::from_str_radix(address, 16).ok()?, name))
         })
         .collect();
     all.sort_unstable();
-    let end = all.iter().find(|(_, name)| *name == "_etext").map(|(at, _)| *at);
+    let address_of = |wanted: &str| all.iter().find(|(_, name)| *name == wanted).map(|(at, _)| *at);
+    // Hidden addresses read as 0.
+    let Some(text) = address_of("_text").filter(|&text| text > 0) else {
+        return BTreeMap::new();
+    };
+    let end = address_of("_etext").unwrap_or(u64::MAX);
     distances
         .iter()
-        .filter(|&&distance| text > 0 && end.is_none_or(|end| distance < end))
         .filter_map(|&distance| {
-            let next = all.partition_point(|&(at, _)| at <= distance);
-            let (_, name) = all.get(next.checked_sub(1)?)?;
+            let address = text.checked_add(u64::from(distance))?;
+            let next = all.partition_point(|&(at, _)| at <= address);
+            let (_, name) = all.get(next.checked_sub(1)?).filter(|_| address < end)?;
             Some((distance, (*name).to_owned()))
         })
         .collect()

@@ -34,6 +34,17 @@ pub(crate) fn pin(cpu: u32) -> anyhow::Result<u32> {
     Ok(gettid().as_raw().cast_unsigned())
 }
 
+/// Sets the scheduling policy (`libc::SCHED_*`) of a thread, 0 being the calling one, and its real-time priority, which is 0 for
+/// policies that have none.
+pub(crate) fn set_scheduler(tid: u32, policy: libc::c_int, sched_priority: i32) -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority };
+    // SAFETY: a valid parameter block.
+    match unsafe { libc::sched_setscheduler(tid.cast_signed(), policy, &raw const parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// A runtime whose tasks all live on the calling thread.
 pub(super) fn runtime() -> anyhow::Result<LocalRuntime> {
     Builder::new_current_thread()

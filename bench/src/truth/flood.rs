@@ -42,7 +42,11 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 
 use crate::{
     clock::now,
-    collect::{host, link::with_netlink, worker::pin},
+    collect::{
+        host,
+        link::with_netlink,
+        worker::{pin, set_scheduler},
+    },
 };
 
 /// Name of the thread that sends; while it does it has the lowest priority there is, on the CPU that is not flooded.
@@ -420,15 +424,8 @@ fn packet_socket(index: u32, ethertype: u16) -> anyhow::Result<OwnedFd> {
 /// Gives a thread (0 is the calling one) a policy that has no priorities: `SCHED_IDLE` runs only when nothing else
 /// wants the CPU, `SCHED_OTHER` is everybody's (sched(7)).
 fn schedule(tid: u32, policy: libc::c_int) -> anyhow::Result<()> {
-    let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: a valid parameter block.
-    let result = unsafe { libc::sched_setscheduler(tid.cast_signed(), policy, &raw const parameters) };
-    ensure!(
-        result == 0,
-        "set the policy of the flood's thread: {}: leaving SCHED_IDLE needs CAP_SYS_NICE or nice 0",
-        io::Error::last_os_error()
-    );
-    Ok(())
+    set_scheduler(tid, policy, 0)
+        .context("set the policy of the flood's thread: leaving SCHED_IDLE needs CAP_SYS_NICE or nice 0")
 }
 
 #[cfg(test)]

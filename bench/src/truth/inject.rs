@@ -11,10 +11,10 @@ use std::{
         mpsc,
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use nix::{
     errno::Errno,
     sys::signal::{Signal, kill},
@@ -28,6 +28,7 @@ use super::{
     dropper::{Dropper, Segment},
     flood::Flood,
     shaper::Shaper,
+    within,
 };
 use crate::{
     attribute::ledger::Side,
@@ -35,7 +36,7 @@ use crate::{
     collect::{
         fault::{COLD_BLOCK_BYTES, Committed, Fault, Faults},
         link,
-        worker::pin,
+        worker::{pin, set_scheduler},
     },
     record::manifest::{Host, Manifest},
 };
@@ -82,7 +83,6 @@ const PERIODS_MAX: u32 = 20;
 
 /// How long to wait until a connection comes that takes the fault or loses its segment.
 const TAKEN_MAX: Duration = Duration::from_secs(2);
-const POLL: Duration = Duration::from_millis(1);
 
 /// Payload of the client's and the server's first data exceeds this; all their later segments are smaller. Bytes.
 const CLIENT_HELLO_BYTES_MIN: u32 = 190;
@@ -388,10 +388,12 @@ impl Loser {
     fn lose(&mut self) -> anyhow::Result<Vec<Window>> {
         let before = self.dropper.dropped()?.len();
         self.dropper.order(self.segment, self.payload_min, 1)?;
-        let deadline = Instant::now() + TAKEN_MAX;
-        while self.dropper.dropped()?.len() == before && Instant::now() < deadline {
-            thread::sleep(POLL);
-        }
+        // An error ends the wait too; it comes again below.
+        within(TAKEN_MAX, || {
+            self.dropper
+                .dropped()
+                .map_or(true, |dropped| dropped.len() > before)
+        });
         self.dropper.stop()?;
         let windows = self.dropper.dropped()?[before..]
             .iter()
@@ -419,18 +421,6 @@ fn commit(faults: &Faults, fault: Fault) -> Vec<Committed> {
         faults.cancel();
     }
     faults.committed()[before..].to_vec()
-}
-
-/// Polls until the condition holds; whether it did in time.
-fn within(most: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + most;
-    while !condition() {
-        if Instant::now() > deadline {
-            return false;
-        }
-        thread::sleep(POLL);
-    }
-    true
 }
 
 /// A thread of a known name spins on a CPU, and notes when it really ran: beside a thread of the same priority it does not
@@ -488,7 +478,7 @@ impl Neighbour {
         let stopped = Arc::clone(&stop);
         let (ready, is_ready) = mpsc::sync_channel(1);
         let thread = thread::Builder::new().name(NEIGHBOUR.to_owned()).spawn(move || {
-            let placed = pin(cpu).and_then(|_| schedule(libc::SCHED_IDLE, 0));
+            let placed = pin(cpu).and_then(|_| Ok(set_scheduler(0, libc::SCHED_IDLE, 0)?));
             let is_placed = placed.is_ok();
             let _ = ready.send(placed);
             while is_placed && !stopped.load(Ordering::Relaxed) {
@@ -524,20 +514,8 @@ fn limit_ports(pid: u32) -> anyhow::Result<()> {
 
 /// Gives the calling thread the least real-time priority.
 fn become_fifo() -> anyhow::Result<()> {
-    schedule(libc::SCHED_FIFO, FIFO_PRIORITY)
+    set_scheduler(0, libc::SCHED_FIFO, FIFO_PRIORITY)
         .context("become SCHED_FIFO: needs CAP_SYS_NICE, and with RT_GROUP_SCHED a cgroup that may run real-time tasks")
-}
-
-fn schedule(policy: i32, sched_priority: i32) -> anyhow::Result<()> {
-    let parameters = libc::sched_param { sched_priority };
-    // SAFETY: a valid parameter block for the calling thread.
-    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
-    ensure!(
-        result == 0,
-        "set the scheduling policy {policy}: {}",
-        std::io::Error::last_os_error()
-    );
-    Ok(())
 }
 
 /// Stops a process for a while; `None` if it has ended with its run.

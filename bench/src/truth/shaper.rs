@@ -10,7 +10,6 @@
 //! segmentation: compare a faulty run only with a run that had the shaper attached too.
 
 use std::{
-    fs::File,
     os::fd::{AsRawFd as _, OwnedFd},
     thread,
     time::{Duration, Instant},
@@ -25,7 +24,6 @@ use netlink_packet_route::{
 use nix::{
     errno::Errno,
     net::if_::if_nametoindex,
-    sched::{CloneFlags, setns},
     sys::{
         socket::{
             AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket,
@@ -39,6 +37,8 @@ use rtnetlink::packet_core::{
     NetlinkPayload,
 };
 use zerocopy::{Immutable, IntoBytes};
+
+use crate::collect::link;
 
 const KIND: &str = "tbf";
 /// Any that no other qdisc of the device has; the default one has none.
@@ -121,23 +121,9 @@ impl Shaper {
     /// Without root, when the process or its device is gone, when another qdisc is attached there already, or when the
     /// kernel has no `sch_tbf`.
     pub fn attach(pid: u32, device: &str) -> anyhow::Result<Self> {
-        let namespace = format!("/proc/{pid}/ns/net");
-        let namespace = File::open(&namespace)
-            .with_context(|| format!("open {namespace}: does the process live? run as root"))?;
-        // A namespace belongs to a thread: this one is left behind in it and ends. Its sockets stay there too.
-        thread::scope(|scope| {
-            let inside = || {
-                setns(&namespace, CloneFlags::CLONE_NEWNET).with_context(|| {
-                    format!("enter the network namespace of process {pid}: needs CAP_SYS_ADMIN, run as root")
-                })?;
-                Self::attach_here(device)
-            };
-            match scope.spawn(inside).join() {
-                Ok(outcome) => outcome,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        })
-        .with_context(|| format!("shape {device} of process {pid}"))
+        // Its socket stays in there.
+        link::inside(pid, || Self::attach_here(device))
+            .with_context(|| format!("shape {device} of process {pid}"))
     }
 
     fn attach_here(name: &str) -> anyhow::Result<Self> {
