@@ -8,6 +8,7 @@ mod laws;
 pub mod hostile;
 mod lanes;
 mod summarize;
+mod told;
 mod totals;
 mod trial;
 

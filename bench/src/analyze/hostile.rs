@@ -6,21 +6,19 @@
 #[cfg(test)]
 mod scale;
 mod script;
-mod story;
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::Path};
 
 use zerocopy::{FromBytes, Immutable};
 
-use super::{Recorded, summarize, trial};
+use super::{
+    Recorded, summarize,
+    told::{CLIENT_NETNS, Fault, Story, TRIAL, manifest},
+    trial,
+};
 use crate::{
-    plan::{Arm, Arrivals, Plan, Trial},
     record::{
-        SCHEMA,
-        manifest::{Host, MANIFEST, Manifest, Status},
+        manifest::{MANIFEST, Manifest},
         stamps::{ConnectionStamps, RequestStamps},
         stream::{self, Recording, StreamKind},
     },
@@ -73,11 +71,11 @@ pub fn describe_any(bytes: &[u8]) {
     let Some(trial) = manifest.plan.trials().first().copied() else {
         return;
     };
-    let mut told = story::Story::default();
-    told.request(story::Fault::default());
-    told.request(story::Fault {
+    let mut told = Story::default();
+    told.request(Fault::default());
+    told.request(Fault {
         lost_hello_ns: 200_000_000,
-        ..story::Fault::default()
+        ..Fault::default()
     });
     check(manifest, |manifest| told.recorded(manifest, trial));
 }
@@ -90,14 +88,6 @@ pub fn analyze_any(bytes: &[u8]) {
     let (manifest, told) = script::play(bytes);
     check(manifest, |manifest| told.recorded(manifest, TRIAL));
 }
-
-/// The trial that scripts tell of.
-const TRIAL: Trial = Trial {
-    index: 0,
-    block: 0,
-    arm: Arm::X25519,
-    seed: 1,
-};
 
 /// Requests whose stories are told, besides those that the analysis tells itself.
 const EXPLAINED: usize = 4;
@@ -151,64 +141,6 @@ fn check_lane(lane: &Lane) {
     }
 }
 
-const CLIENT: u32 = 100;
-const SERVER: u32 = 200;
-const CLIENT_NETNS: u32 = 10;
-const SERVER_NETNS: u32 = 20;
-
-/// The run that scripts begin with: two machines, a thread each.
-fn manifest() -> Manifest {
-    let host = |netns, thread, cpu, name: &str| Host {
-        netns,
-        threads: vec![thread],
-        cpus: vec![cpu],
-        stamps: PathBuf::from("raw").join(name),
-        kernel: Some(PathBuf::from("raw").join(name)),
-        ..Host::default()
-    };
-    Manifest {
-        schema: SCHEMA,
-        pqtail: crate::VERSION.to_owned(),
-        begun: "2026-12-02T00:00:00Z".to_owned(),
-        plan: Plan {
-            scenario: "hostile".to_owned(),
-            arms: vec![Arm::X25519, Arm::X25519mlkem768],
-            trials_per_arm: 1,
-            rate_hz: 100.0,
-            duration_ns: 1_000_000_000,
-            warmup_ns: 0,
-            arrivals: Arrivals::Constant,
-            seed: 1,
-            timeout_ns: 1_000_000_000,
-            probes: true,
-        },
-        status: Status::Complete,
-        client: host(CLIENT_NETNS, CLIENT, 0, "client"),
-        server: host(SERVER_NETNS, SERVER, 1, "server"),
-        trials: Vec::new(),
-    }
-}
-
-impl story::Story {
-    fn recorded(&self, manifest: &Manifest, trial: Trial) -> Recorded {
-        let mut kernels: BTreeMap<PathBuf, Vec<Raw>> = BTreeMap::new();
-        for (host, records) in [(&manifest.client, &self.client), (&manifest.server, &self.server)] {
-            if let Some(folder) = &host.kernel {
-                kernels.entry(folder.clone()).or_default().extend(records);
-            }
-        }
-        let recorded = Recorded {
-            trial,
-            requests: self.requests.clone(),
-            connections: self.connections.clone(),
-            kernels,
-            missing: BTreeMap::new(),
-            damaged: BTreeMap::new(),
-        };
-        recorded.tidy(manifest)
-    }
-}
-
 /// What a target's name and a seed are.
 pub type Seed = (&'static str, String, Vec<u8>);
 
@@ -219,8 +151,8 @@ pub type Seed = (&'static str, String, Vec<u8>);
 #[must_use]
 pub fn seeds() -> Vec<Seed> {
     let mut seeds: Vec<Seed> = Vec::new();
-    let mut told = story::Story::default();
-    for fault in story::Fault::each() {
+    let mut told = Story::default();
+    for fault in Fault::each() {
         told.request(fault);
     }
     for (name, bytes) in recordings(&told) {
@@ -268,7 +200,7 @@ const MANIFESTS: [(&str, Change); 4] = [
 ];
 
 /// A story's recordings as files, with small chunks, whole and cut.
-fn recordings(told: &story::Story) -> Vec<(String, Vec<u8>)> {
+fn recordings(told: &Story) -> Vec<(String, Vec<u8>)> {
     let mut files = vec![
         ("requests".to_owned(), file(&told.requests, StreamKind::Requests)),
         (

@@ -2,11 +2,11 @@
 
 use pqtail_common::{Head, Loss, Span, kind};
 
-use super::{
-    TRIAL, check, manifest,
-    story::{ACK, Fault, SYN, Story},
+use super::check;
+use crate::{
+    analyze::told::{ACK, Fault, SYN, Story, TRIAL, manifest},
+    attribute::ledger::Side,
 };
-use crate::attribute::ledger::Side;
 
 const MANY: u32 = 100_000;
 

@@ -4,11 +4,10 @@
 use pqtail_common::{Head, Loss, Packet, RECORD_BYTES, Rename, Span, Switch, Wake, kind};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
-use super::{
-    CLIENT, CLIENT_NETNS, SERVER, SERVER_NETNS, manifest,
-    story::{ACK, Fault, HOG, PORT, SYN, Story, raw},
-};
 use crate::{
+    analyze::told::{
+        ACK, CLIENT, CLIENT_NETNS, Fault, HOG, PORT, SERVER, SERVER_NETNS, SYN, Story, manifest, raw,
+    },
     attribute::ledger::Side,
     record::{
         manifest::Manifest,

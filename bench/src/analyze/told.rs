@@ -1,14 +1,27 @@
-//! Two hosts' records of whole requests, so that what is then broken was whole before.
+//! Trials told event by event, as two hosts would record them: what happened is known, so what must be found is too, and what
+//! is then broken was whole before.
+
+use std::{collections::BTreeMap, path::PathBuf};
 
 use pqtail_common::{Head, Packet, Socket, Span, Switch, Wake, flag, kind};
 use zerocopy::{Immutable, IntoBytes};
 
-use super::{CLIENT, CLIENT_NETNS, SERVER, SERVER_NETNS};
+use super::Recorded;
 use crate::{
     attribute::ledger::Side,
-    record::stamps::{ConnectionStamps, Outcome, RequestStamps},
+    plan::{Arm, Arrivals, Plan, Trial},
+    record::{
+        SCHEMA,
+        manifest::{Host, Manifest, Status},
+        stamps::{ConnectionStamps, Outcome, RequestStamps},
+    },
     timeline::cpu::Raw,
 };
+
+pub(super) const CLIENT: u32 = 100;
+pub(super) const SERVER: u32 = 200;
+pub(super) const CLIENT_NETNS: u32 = 10;
+pub(super) const SERVER_NETNS: u32 = 20;
 
 pub(super) const HOG: u32 = 300;
 pub(super) const PORT: u16 = 8443;
@@ -18,31 +31,42 @@ pub(super) const ACK: u8 = 16;
 /// What goes wrong in one request, ns; 0 for nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fault {
-    pub(super) queue_ns: u64,
-    pub(super) softirq_ns: u64,
-    pub(super) steal_ns: u64,
+    /// The server's thread is runnable this long while the hog runs.
+    pub(super) server_queue_ns: u64,
+    /// A softirq takes this from the server's thread while it computes.
+    pub(super) server_softirq_ns: u64,
+    /// The hypervisor takes this from the server's CPU while it computes.
+    pub(super) server_steal_ns: u64,
+    /// The ClientHello is lost and sent again this much later.
     pub(super) lost_hello_ns: u64,
+    /// The rest of the server's flight is held back this long, until the client's delayed ACK.
     pub(super) delayed_ack_ns: u64,
+    /// The client's thread sleeps this long in the middle of the handshake.
+    pub(super) client_blocked_ns: u64,
+    /// The server's thread is stopped this long when the ClientHello arrives.
+    pub(super) server_stopped_ns: u64,
 }
 
 impl Fault {
     const NS: u64 = 40_000_000;
 
-    /// From five bits.
+    /// From seven bits.
     pub(super) fn of(bits: u8) -> Self {
         let ns = |bit: u8| if bits >> bit & 1 == 1 { Self::NS } else { 0 };
         Self {
-            queue_ns: ns(0),
-            softirq_ns: ns(1),
-            steal_ns: ns(2),
+            server_queue_ns: ns(0),
+            server_softirq_ns: ns(1),
+            server_steal_ns: ns(2),
             lost_hello_ns: ns(3),
             delayed_ack_ns: ns(4),
+            client_blocked_ns: ns(5),
+            server_stopped_ns: ns(6),
         }
     }
 
     /// None, then each alone.
     pub(super) fn each() -> impl Iterator<Item = Self> {
-        [0, 1, 2, 4, 8, 16].into_iter().map(Self::of)
+        [0, 1, 2, 4, 8, 16, 32, 64].into_iter().map(Self::of)
     }
 }
 
@@ -77,7 +101,7 @@ impl Default for Story {
             connections: Vec::new(),
             sequence: 7_000,
             ports: 3,
-            steal_ns: 0,
+            steal_ns: 5_000_000,
             current: [0; 2],
         }
     }
@@ -118,13 +142,23 @@ impl Story {
         }
     }
 
+    /// The counter of the side's CPU; only the server's is ever taken away.
+    fn steal(&self, side: Side) -> u64 {
+        match side {
+            Side::Client => 0,
+            Side::Server => self.steal_ns,
+        }
+    }
+
     fn switch(&mut self, side: Side, to: u32, prev_state: u32) {
         let head = self.head(side, kind::SWITCH);
         self.current[side as usize] = to;
+        let mut next_comm = [0; 16];
+        next_comm[..3].copy_from_slice(if to == HOG { b"hog" } else { b"pqt" });
         let record = Switch {
             head,
-            steal_ns: self.steal_ns,
-            next_comm: *b"pqtail-thread\0\0\0",
+            steal_ns: self.steal(side),
+            next_comm,
             next_tid: to,
             prev_state,
             ..Switch::default()
@@ -136,7 +170,7 @@ impl Story {
         let head = self.head(side, kind::WAKING);
         let record = Wake {
             head,
-            steal_ns: self.steal_ns,
+            steal_ns: self.steal(side),
             target_tid: tid,
             target_cpu: u32::from(head.cpu),
             ..Wake::default()
@@ -175,6 +209,8 @@ impl Story {
             destination: destination.0,
             destination_port: destination.1,
             sequence: self.sequence.wrapping_add(offset),
+            // Both ends begin with the same number.
+            acknowledgement: self.sequence.wrapping_add(1),
             payload_bytes,
             tcp_flags,
             ..Packet::default()
@@ -200,7 +236,7 @@ impl Story {
         self.store(side, &record);
     }
 
-    /// A segment crosses.
+    /// A segment crosses in 2 us.
     pub(super) fn cross(&mut self, to_server: bool, flags: u8, offset: u32, bytes: u32) {
         let (from, to) = if to_server {
             (Side::Client, Side::Server)
@@ -217,7 +253,7 @@ impl Story {
         self.pass(ns);
         let record = Span {
             head: self.head(side, kind),
-            steal_ns: self.steal_ns,
+            steal_ns: self.steal(side),
             start_ns,
             number,
             ..Span::default()
@@ -255,6 +291,7 @@ impl Story {
         request.start_ns = self.pass(1_000);
         self.pass(10_000);
         self.cross(true, SYN, 0, 0);
+        self.pass(1_000);
         self.cross(false, SYN | ACK, 0, 0);
         request.connected_ns = self.pass(4_000);
         self.pass(50_000);
@@ -268,10 +305,19 @@ impl Story {
         self.cross(true, ACK, 1, 300);
         request.client_hello_written_ns = self.now;
         self.switch(Side::Client, 0, 1);
+        if fault.server_stopped_ns > 0 {
+            // It was stopped as it woke: on its CPU for an instant, then off with the stopped state.
+            self.wake(Side::Server, SERVER);
+            self.switch(Side::Server, SERVER, 0);
+            self.pass(1);
+            self.switch(Side::Server, 0, 4);
+            self.pass(fault.server_stopped_ns);
+        }
+        self.pass(1_000);
         self.wake(Side::Server, SERVER);
-        if fault.queue_ns > 0 {
+        if fault.server_queue_ns > 0 {
             self.switch(Side::Server, HOG, 0);
-            self.pass(fault.queue_ns);
+            self.pass(fault.server_queue_ns);
             self.switch(Side::Server, SERVER, 0);
         } else {
             self.pass(1_500);
@@ -281,34 +327,47 @@ impl Story {
         connection.accepted_ns = self.server_now();
         self.pass(1_000);
         connection.first_byte_ns = self.server_now();
-        if fault.softirq_ns > 0 {
-            self.span(Side::Server, kind::SOFTIRQ, fault.softirq_ns, 3);
+        self.pass(60_000);
+        if fault.server_softirq_ns > 0 {
+            self.span(Side::Server, kind::SOFTIRQ, fault.server_softirq_ns, 3);
         }
-        if fault.steal_ns > 0 {
-            self.pass(fault.steal_ns);
-            self.steal_ns = self.steal_ns.wrapping_add(fault.steal_ns);
+        if fault.server_steal_ns > 0 {
+            self.pass(fault.server_steal_ns);
+            self.steal_ns = self.steal_ns.wrapping_add(fault.server_steal_ns);
+            // The counter is seen 500 ns after the return, so the stolen time ends there.
             self.span(Side::Server, kind::VECTOR, 500, 236);
         }
-        self.pass(80_000);
-        connection.flight_written_ns = self.server_now();
+        self.pass(20_000);
         if fault.delayed_ack_ns > 0 {
             self.cross(false, ACK, 1, 600);
+            connection.flight_written_ns = self.server_now();
             self.pass(fault.delayed_ack_ns);
             self.timer(Side::Client, kind::DELAYED_ACK_TIMER);
             self.cross(true, ACK, 301, 0);
             self.cross(false, ACK, 601, 400);
         } else {
             self.cross(false, ACK, 1, 1_000);
+            connection.flight_written_ns = self.server_now();
         }
         self.switch(Side::Server, 0, 1);
+        self.pass(500);
         self.wake(Side::Client, CLIENT);
         self.pass(1_500);
         self.switch(Side::Client, CLIENT, 0);
         request.first_server_byte_ns = self.pass(1_000);
-        request.handshake_done_ns = self.pass(90_000);
+        self.pass(30_000);
+        if fault.client_blocked_ns > 0 {
+            self.switch(Side::Client, 0, 2);
+            self.pass(fault.client_blocked_ns);
+            self.wake(Side::Client, CLIENT);
+            self.switch(Side::Client, CLIENT, 0);
+        }
+        request.handshake_done_ns = self.pass(60_000);
+        self.pass(5_000);
         self.cross(true, ACK, 301, 120);
         request.request_written_ns = self.now;
         self.switch(Side::Client, 0, 1);
+        self.pass(500);
         self.wake(Side::Server, SERVER);
         self.pass(1_500);
         self.switch(Side::Server, SERVER, 0);
@@ -321,6 +380,7 @@ impl Story {
         self.cross(false, ACK, 1_001, 90);
         connection.response_written_ns = self.server_now();
         self.switch(Side::Server, 0, 1);
+        self.pass(500);
         self.wake(Side::Client, CLIENT);
         self.pass(1_500);
         self.switch(Side::Client, CLIENT, 0);
@@ -331,5 +391,65 @@ impl Story {
         self.pass(100_000);
         self.requests.push(request);
         self.connections.push(connection);
+    }
+
+    /// As a trial's recordings are taken in.
+    pub(super) fn recorded(&self, manifest: &Manifest, trial: Trial) -> Recorded {
+        let mut kernels: BTreeMap<PathBuf, Vec<Raw>> = BTreeMap::new();
+        for (host, records) in [(&manifest.client, &self.client), (&manifest.server, &self.server)] {
+            if let Some(folder) = &host.kernel {
+                kernels.entry(folder.clone()).or_default().extend(records);
+            }
+        }
+        let recorded = Recorded {
+            trial,
+            requests: self.requests.clone(),
+            connections: self.connections.clone(),
+            kernels,
+            missing: BTreeMap::new(),
+            damaged: BTreeMap::new(),
+        };
+        recorded.tidy(manifest)
+    }
+}
+
+/// The trial that stories tell of.
+pub(super) const TRIAL: Trial = Trial {
+    index: 0,
+    block: 0,
+    arm: Arm::X25519,
+    seed: 1,
+};
+
+/// The run that stories belong to: two machines, a thread each.
+pub(super) fn manifest() -> Manifest {
+    let host = |netns, thread, cpu, name: &str| Host {
+        netns,
+        threads: vec![thread],
+        cpus: vec![cpu],
+        stamps: PathBuf::from("raw").join(name),
+        kernel: Some(PathBuf::from("raw").join(name)),
+        ..Host::default()
+    };
+    Manifest {
+        schema: SCHEMA,
+        pqtail: crate::VERSION.to_owned(),
+        begun: "2026-12-02T00:00:00Z".to_owned(),
+        plan: Plan {
+            scenario: "told".to_owned(),
+            arms: vec![Arm::X25519, Arm::X25519mlkem768],
+            trials_per_arm: 1,
+            rate_hz: 100.0,
+            duration_ns: 1_000_000_000,
+            warmup_ns: 0,
+            arrivals: Arrivals::Constant,
+            seed: 1,
+            timeout_ns: 1_000_000_000,
+            probes: true,
+        },
+        status: Status::Complete,
+        client: host(CLIENT_NETNS, CLIENT, 0, "client"),
+        server: host(SERVER_NETNS, SERVER, 1, "server"),
+        trials: Vec::new(),
     }
 }
