@@ -4,4 +4,5 @@
 pub mod connection;
 pub mod cpu;
 pub mod gap;
+pub(crate) mod lasting;
 pub mod thread;

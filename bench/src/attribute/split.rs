@@ -12,9 +12,10 @@ use crate::{
     clock::RunNs,
     timeline::{
         connection::Resend,
-        cpu::{Cpus, Doing, Stretch, clipped},
+        cpu::{Cpus, Doing, Stretch},
         gap::Gaps,
-        thread::{Being, Nap, Threads},
+        lasting::{Lasting, clipped, disjoint},
+        thread::{Being, Nap, Stay, Threads},
     },
 };
 
@@ -84,6 +85,12 @@ struct Work {
     request: u32,
 }
 
+impl Lasting for Work {
+    fn times(&mut self) -> (&mut u64, &mut u64) {
+        (&mut self.start_ns, &mut self.end_ns)
+    }
+}
+
 impl Active {
     /// Adds a stretch; empty or unfinished ones are passed over.
     pub fn add(&mut self, tid: u32, request: u32, start_ns: u64, end_ns: u64) {
@@ -98,30 +105,11 @@ impl Active {
 
     /// Orders the stretches; call once, when all are added.
     pub fn seal(&mut self) {
-        for work in self.0.values_mut() {
-            work.sort_by_key(|each| (each.start_ns, each.end_ns));
-            let mut end = 0;
-            work.retain_mut(|each| {
-                each.start_ns = each.start_ns.max(end);
-                end = end.max(each.end_ns);
-                each.start_ns < each.end_ns
-            });
-        }
+        self.0.values_mut().for_each(disjoint);
     }
 
     fn between(&self, tid: u32, start_ns: u64, end_ns: u64) -> impl Iterator<Item = Work> + '_ {
-        let work = self.0.get(&tid).map_or(&[][..], Vec::as_slice);
-        clipped(
-            work,
-            start_ns,
-            end_ns,
-            |w| (w.start_ns, w.end_ns),
-            |w, start_ns, end_ns| Work {
-                start_ns,
-                end_ns,
-                ..w
-            },
-        )
+        clipped(self.0.get(&tid), start_ns, end_ns)
     }
 }
 
@@ -220,27 +208,21 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
         left_ns: length_ns,
         sink,
     };
+    let holder = |tid| Holder {
+        side,
+        view,
+        tid,
+        request,
+    };
     match interval.owner {
         Owner::Stack { cpu, .. } => {
             for stretch in view.cpus.between(cpu, from, to) {
                 interrupted(side, cpu, stretch, &mut meter);
             }
         }
-        Owner::Waiting { tid, cpu, .. } => {
-            thread(
-                side,
-                view,
-                tid,
-                request,
-                (from, to),
-                Waits::Packet(cpu),
-                &mut meter,
-            );
-        }
-        Owner::Queued { tid, .. } => {
-            thread(side, view, tid, request, (from, to), Waits::Queued, &mut meter);
-        }
-        Owner::Active { tid, .. } => thread(side, view, tid, request, (from, to), Waits::No, &mut meter),
+        Owner::Waiting { tid, cpu, .. } => holder(tid).spend((from, to), Waits::Packet(cpu), &mut meter),
+        Owner::Queued { tid, .. } => holder(tid).spend((from, to), Waits::Queued, &mut meter),
+        Owner::Active { tid, .. } => holder(tid).spend((from, to), Waits::No, &mut meter),
         Owner::Wire | Owner::Held | Owner::Lost(..) | Owner::Refused | Owner::Unknown => {
             unreachable!("charged whole above")
         }
@@ -268,182 +250,138 @@ enum Waits {
     Queued,
 }
 
-fn thread(
+/// The thread that has the request in an interval.
+struct Holder<'a> {
     side: Side,
-    view: HostView<'_>,
+    view: HostView<'a>,
     tid: u32,
     request: u32,
-    (from, to): (u64, u64),
-    waits: Waits,
-    meter: &mut Meter<'_>,
-) {
-    let line = |line| Line::Thread(side, line);
-    for stay in view.threads.between(tid, from, to) {
-        match stay.being {
-            Being::Running { cpu } => {
-                for stretch in view.cpus.between(cpu, stay.start_ns, stay.end_ns) {
-                    if stretch.doing == Doing::Run(tid) {
-                        own_time(side, view, tid, request, cpu, stretch, meter);
-                    } else {
-                        interrupted(side, cpu, stretch, meter);
-                    }
+}
+
+impl Holder<'_> {
+    fn line(&self, line: ThreadLine) -> Line {
+        Line::Thread(self.side, line)
+    }
+
+    fn spend(&self, (from, to): (u64, u64), waits: Waits, meter: &mut Meter<'_>) {
+        for stay in self.view.threads.between(self.tid, from, to) {
+            match stay.being {
+                Being::Running { cpu } => self.running(stay, cpu, meter),
+                Being::Runnable { cpu, throttled } => self.runnable(stay, cpu, throttled, meter),
+                Being::Asleep { sleep, .. } if stay.being.is_stopped() => {
+                    let (line, detail) = (self.line(ThreadLine::Stopped), Detail::Stopped(sleep.state));
+                    meter.charge(line, stay.start_ns, stay.end_ns, None, detail);
                 }
+                Being::Asleep { cpu, sleep } => self.asleep(stay, cpu, sleep, waits, meter),
             }
-            Being::Runnable { cpu, throttled } => {
-                for stretch in view.cpus.between(cpu, stay.start_ns, stay.end_ns) {
-                    let (start, end) = (stretch.start_ns, stretch.end_ns);
-                    match stretch.doing {
-                        // Seen running while it was thought to wait: the records contradict each other.
-                        Doing::Run(itself) | Doing::Presumed(itself) if itself == tid => {}
-                        Doing::Run(_) | Doing::Presumed(_) | Doing::Idle if throttled => {
-                            meter.charge(line(ThreadLine::Throttled), start, end, Some(cpu), Detail::Quota);
-                        }
-                        // Softirqs that were too much for their interrupt, in a thread of their own.
-                        Doing::Run(other) if view.cpus.is_softirq_thread(other) => {
-                            meter.charge(
-                                line(ThreadLine::Softirq),
-                                start,
-                                end,
-                                Some(cpu),
-                                Detail::Task(other),
-                            );
-                        }
-                        Doing::Run(other) => {
-                            meter.charge(
-                                line(ThreadLine::RunQueue),
-                                start,
-                                end,
-                                Some(cpu),
-                                Detail::Task(other),
-                            );
-                        }
-                        Doing::Presumed(other) => {
-                            meter.charge(
-                                line(ThreadLine::RunQueue),
-                                start,
-                                end,
-                                Some(cpu),
-                                Detail::Presumed(other),
-                            );
-                        }
-                        Doing::Idle => {
-                            meter.charge(line(ThreadLine::Wakeup), start, end, Some(cpu), Detail::IdleCpu);
-                        }
-                        _ => interrupted(side, cpu, stretch, meter),
-                    }
+        }
+    }
+
+    fn running(&self, stay: Stay, cpu: u32, meter: &mut Meter<'_>) {
+        for stretch in self.view.cpus.between(cpu, stay.start_ns, stay.end_ns) {
+            if stretch.doing == Doing::Run(self.tid) {
+                self.own_time(cpu, stretch, meter);
+            } else {
+                interrupted(self.side, cpu, stretch, meter);
+            }
+        }
+    }
+
+    fn runnable(&self, stay: Stay, cpu: u32, throttled: bool, meter: &mut Meter<'_>) {
+        for stretch in self.view.cpus.between(cpu, stay.start_ns, stay.end_ns) {
+            let (line, detail) = match stretch.doing {
+                // Seen running while it was thought to wait: the records contradict each other.
+                Doing::Run(itself) | Doing::Presumed(itself) if itself == self.tid => continue,
+                Doing::Run(_) | Doing::Presumed(_) | Doing::Idle if throttled => {
+                    (ThreadLine::Throttled, Detail::Quota)
                 }
-            }
-            Being::Asleep { sleep, .. } if stay.being.is_stopped() => {
-                let detail = Detail::Stopped(sleep.state);
-                meter.charge(
-                    line(ThreadLine::Stopped),
-                    stay.start_ns,
-                    stay.end_ns,
-                    None,
-                    detail,
-                );
-            }
-            Being::Asleep { cpu, sleep } => {
-                let blocked = line(ThreadLine::Blocked);
-                if matches!(waits, Waits::No) {
-                    let detail = Detail::Asleep(sleep);
-                    meter.charge(blocked, stay.start_ns, stay.end_ns, Some(cpu), detail);
+                // Softirqs that were too much for their interrupt, in a thread of their own.
+                Doing::Run(other) if self.view.cpus.is_softirq_thread(other) => {
+                    (ThreadLine::Softirq, Detail::Task(other))
+                }
+                Doing::Run(other) => (ThreadLine::RunQueue, Detail::Task(other)),
+                Doing::Presumed(other) => (ThreadLine::RunQueue, Detail::Presumed(other)),
+                Doing::Idle => (ThreadLine::Wakeup, Detail::IdleCpu),
+                _ => {
+                    interrupted(self.side, cpu, stretch, meter);
                     continue;
                 }
-                let idly = |from, to, meter: &mut Meter<'_>| match waits {
-                    // Its packet is in, or its timer is due, and nobody has woken it: what does that CPU do instead?
-                    Waits::Packet(arrived_cpu) => {
-                        unwoken(side, view, arrived_cpu.unwrap_or(cpu), (from, to), meter);
-                    }
-                    _ => {
-                        let queue = line(ThreadLine::AcceptQueue);
-                        meter.charge(queue, from, to, Some(cpu), Detail::NotAccepted);
-                    }
-                };
-                let mut at = stay.start_ns;
-                for work in view.active.between(tid, stay.start_ns, stay.end_ns) {
-                    idly(at, work.start_ns, meter);
-                    // It sleeps in the middle of another request's work, and this one has to wait for that.
-                    let detail = Detail::AsleepForOther(sleep);
-                    meter.charge(blocked, work.start_ns, work.end_ns, Some(cpu), detail);
-                    at = work.end_ns;
-                }
-                idly(at, stay.end_ns, meter);
+            };
+            meter.charge(
+                self.line(line),
+                stretch.start_ns,
+                stretch.end_ns,
+                Some(cpu),
+                detail,
+            );
+        }
+    }
+
+    fn asleep(&self, stay: Stay, cpu: u32, sleep: Nap, waits: Waits, meter: &mut Meter<'_>) {
+        let blocked = self.line(ThreadLine::Blocked);
+        if matches!(waits, Waits::No) {
+            let detail = Detail::Asleep(sleep);
+            return meter.charge(blocked, stay.start_ns, stay.end_ns, Some(cpu), detail);
+        }
+        let idly = |from, to, meter: &mut Meter<'_>| match waits {
+            // Its packet is in, or its timer is due, and nobody has woken it: what does that CPU do instead?
+            Waits::Packet(arrived_cpu) => self.unwoken(arrived_cpu.unwrap_or(cpu), (from, to), meter),
+            _ => {
+                let queue = self.line(ThreadLine::AcceptQueue);
+                meter.charge(queue, from, to, Some(cpu), Detail::NotAccepted);
+            }
+        };
+        let mut at = stay.start_ns;
+        for work in self.view.active.between(self.tid, stay.start_ns, stay.end_ns) {
+            idly(at, work.start_ns, meter);
+            // It sleeps in the middle of another request's work, and this one has to wait for that.
+            let detail = Detail::AsleepForOther(sleep);
+            meter.charge(blocked, work.start_ns, work.end_ns, Some(cpu), detail);
+            at = work.end_ns;
+        }
+        idly(at, stay.end_ns, meter);
+    }
+
+    /// The thread is due and nobody has woken it: what does the CPU do that ought to?
+    fn unwoken(&self, cpu: u32, (from, to): (u64, u64), meter: &mut Meter<'_>) {
+        for stretch in self.view.cpus.between(cpu, from, to) {
+            if stretch.doing == Doing::Idle {
+                let line = self.line(ThreadLine::Wakeup);
+                meter.charge(line, stretch.start_ns, stretch.end_ns, Some(cpu), Detail::IdleCpu);
+            } else {
+                interrupted(self.side, cpu, stretch, meter);
             }
         }
     }
-}
 
-/// The thread is due and nobody has woken it: what does the CPU do that ought to?
-fn unwoken(side: Side, view: HostView<'_>, cpu: u32, (from, to): (u64, u64), meter: &mut Meter<'_>) {
-    for stretch in view.cpus.between(cpu, from, to) {
-        if stretch.doing == Doing::Idle {
-            let line = Line::Thread(side, ThreadLine::Wakeup);
-            meter.charge(line, stretch.start_ns, stretch.end_ns, Some(cpu), Detail::IdleCpu);
-        } else {
-            interrupted(side, cpu, stretch, meter);
+    /// The thread is current and not interrupted: does it work, or has it to make room in memory first?
+    fn own_time(&self, cpu: u32, stretch: Stretch, meter: &mut Meter<'_>) {
+        let mut at = stretch.start_ns;
+        let reclaims = self.view.threads.reclaims(self.tid, at, stretch.end_ns);
+        for reclaim in reclaims {
+            self.work(cpu, (at, reclaim.start_ns), meter);
+            let detail = Detail::Reclaim(reclaim.for_cgroup);
+            let line = self.line(ThreadLine::Blocked);
+            meter.charge(line, reclaim.start_ns, reclaim.end_ns, Some(cpu), detail);
+            at = reclaim.end_ns;
         }
+        self.work(cpu, (at, stretch.end_ns), meter);
     }
-}
 
-/// The thread is current and not interrupted: does it work, or has it to make room in memory first?
-fn own_time(
-    side: Side,
-    view: HostView<'_>,
-    tid: u32,
-    request: u32,
-    cpu: u32,
-    stretch: Stretch,
-    meter: &mut Meter<'_>,
-) {
-    let mut rest = stretch;
-    for reclaim in view.threads.reclaims(tid, stretch.start_ns, stretch.end_ns) {
-        let before = Stretch {
-            end_ns: reclaim.start_ns,
-            ..rest
-        };
-        work(side, view, tid, request, cpu, before, meter);
-        meter.charge(
-            Line::Thread(side, ThreadLine::Blocked),
-            reclaim.start_ns,
-            reclaim.end_ns,
-            Some(cpu),
-            Detail::Reclaim(reclaim.for_cgroup),
-        );
-        rest.start_ns = reclaim.end_ns;
+    /// For whom does the thread work?
+    fn work(&self, cpu: u32, (from, to): (u64, u64), meter: &mut Meter<'_>) {
+        let mut at = from;
+        let own = self.line(ThreadLine::Compute);
+        let others = self.line(ThreadLine::OtherWork);
+        let work = self.view.active.between(self.tid, from, to);
+        for work in work.filter(|work| work.request != self.request) {
+            meter.charge(own, at, work.start_ns, Some(cpu), Detail::Nobody);
+            let detail = Detail::OtherRequests;
+            meter.charge(others, work.start_ns, work.end_ns, Some(cpu), detail);
+            at = work.end_ns;
+        }
+        meter.charge(own, at, to, Some(cpu), Detail::Nobody);
     }
-    work(side, view, tid, request, cpu, rest, meter);
-}
-
-/// For whom does the thread work?
-fn work(
-    side: Side,
-    view: HostView<'_>,
-    tid: u32,
-    request: u32,
-    cpu: u32,
-    stretch: Stretch,
-    meter: &mut Meter<'_>,
-) {
-    let mut at = stretch.start_ns;
-    let own = Line::Thread(side, ThreadLine::Compute);
-    let others = Line::Thread(side, ThreadLine::OtherWork);
-    for work in view
-        .active
-        .between(tid, stretch.start_ns, stretch.end_ns)
-        .filter(|w| w.request != request)
-    {
-        meter.charge(own, at, work.start_ns, Some(cpu), Detail::Nobody);
-        meter.charge(
-            others,
-            work.start_ns,
-            work.end_ns,
-            Some(cpu),
-            Detail::OtherRequests,
-        );
-        at = work.end_ns;
-    }
-    meter.charge(own, at, stretch.end_ns, Some(cpu), Detail::Nobody);
 }
 
 /// Charges what takes a CPU from everyone; other stretches stay with the remainder.

@@ -5,6 +5,8 @@ use std::{borrow::Cow, collections::BTreeMap};
 use pqtail_common::{Beat, Head, Rename, Span, Switch, Wake, flag, kind};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
+use super::lasting::{Lasting, clipped, disjoint};
+
 /// One kernel record, still raw.
 pub type Raw = [u8; pqtail_common::RECORD_BYTES];
 
@@ -68,6 +70,12 @@ pub struct Stretch {
     pub end_ns: u64,
     /// What it did.
     pub doing: Doing,
+}
+
+impl Lasting for Stretch {
+    fn times(&mut self) -> (&mut u64, &mut u64) {
+        (&mut self.start_ns, &mut self.end_ns)
+    }
 }
 
 /// All CPUs of one machine over one trial.
@@ -155,18 +163,7 @@ impl Cpus {
 
     /// What the CPU did between two times; nothing is said where nothing is known.
     pub fn between(&self, cpu: u32, start_ns: u64, end_ns: u64) -> impl Iterator<Item = Stretch> + '_ {
-        let stretches = self.stretches.get(&cpu).map_or(&[][..], Vec::as_slice);
-        clipped(
-            stretches,
-            start_ns,
-            end_ns,
-            |s| (s.start_ns, s.end_ns),
-            |s, start_ns, end_ns| Stretch {
-                start_ns,
-                end_ns,
-                ..s
-            },
-        )
+        clipped(self.stretches.get(&cpu), start_ns, end_ns)
     }
 
     /// A thread is born with its parent's name: what it is called last is what it became.
@@ -264,22 +261,13 @@ impl Layers {
             });
         }
         // Charging rule: steal over hard irq over softirq over whoever was current.
-        let flat = overlay(self.runs, disjoint(self.softirqs));
-        let flat = overlay(flat, disjoint(self.irqs));
-        overlay(flat, disjoint(self.steals))
+        for layer in [&mut self.softirqs, &mut self.irqs, &mut self.steals] {
+            disjoint(layer);
+        }
+        let flat = overlay(self.runs, self.softirqs);
+        let flat = overlay(flat, self.irqs);
+        overlay(flat, self.steals)
     }
-}
-
-/// Sorts stretches and lets the earlier of two that overlap have the common part.
-fn disjoint(mut stretches: Vec<Stretch>) -> Vec<Stretch> {
-    stretches.sort_by_key(|each| (each.start_ns, each.end_ns));
-    let mut end = 0;
-    stretches.retain_mut(|each| {
-        each.start_ns = each.start_ns.max(end);
-        end = end.max(each.end_ns);
-        each.start_ns < each.end_ns
-    });
-    stretches
 }
 
 /// Lays `top` over `base`: both sorted and free of overlap, and so is the result.
@@ -310,29 +298,6 @@ fn overlay(base: Vec<Stretch>, top: Vec<Stretch>) -> Vec<Stretch> {
     }
     flat.extend(top);
     flat
-}
-
-/// The part of sorted, disjoint stretches between two times, the first and last cut to fit.
-pub(crate) fn clipped<T: Copy>(
-    stretches: &[T],
-    start_ns: u64,
-    end_ns: u64,
-    bounds: impl Fn(T) -> (u64, u64) + Copy,
-    cut: impl Fn(T, u64, u64) -> T,
-) -> impl Iterator<Item = T> {
-    let first = stretches.partition_point(|&each| bounds(each).1 <= start_ns);
-    stretches[first..]
-        .iter()
-        .copied()
-        .take_while(move |&each| bounds(each).0 < end_ns)
-        .map(move |each| {
-            let (start, end) = bounds(each);
-            cut(each, start.max(start_ns), end.min(end_ns))
-        })
-        .filter(move |&each| {
-            let (start, end) = bounds(each);
-            start < end
-        })
 }
 
 fn name(comm: &[u8; 16]) -> Cow<'_, str> {

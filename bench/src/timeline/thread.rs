@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pqtail_common::{ABSENT, SLEEP_FRAMES, Sleep, Span, Switch, Wake, flag, kind};
 
-use super::cpu::{Raw, as_record, clipped, head};
+use super::{
+    cpu::{Raw, as_record, head},
+    lasting::{Lasting, clipped, disjoint},
+};
 
 /// State bits of a stopped or traced task (`__TASK_STOPPED | __TASK_TRACED`, include/linux/sched.h).
 const STOPPED_BITS: u32 = 0x4 | 0x8;
@@ -76,6 +79,12 @@ pub struct Stay {
     pub being: Being,
 }
 
+impl Lasting for Stay {
+    fn times(&mut self) -> (&mut u64, &mut u64) {
+        (&mut self.start_ns, &mut self.end_ns)
+    }
+}
+
 /// The measured threads of one machine over one trial.
 #[derive(Clone, Debug, Default)]
 pub struct Threads {
@@ -93,6 +102,12 @@ pub struct Reclaim {
     pub end_ns: u64,
     /// Whether its cgroup's limit asked for it, not the machine's memory.
     pub for_cgroup: bool,
+}
+
+impl Lasting for Reclaim {
+    fn times(&mut self) -> (&mut u64, &mut u64) {
+        (&mut self.start_ns, &mut self.end_ns)
+    }
 }
 
 #[derive(Default)]
@@ -194,16 +209,8 @@ impl Threads {
             }
             last_ns = last_ns.max(head.at_ns);
         }
-        for list in reclaims.values_mut() {
-            // They cannot nest, but records can be made up.
-            list.sort_unstable_by_key(|each| (each.start_ns, each.end_ns));
-            let mut end_ns = 0;
-            list.retain_mut(|each| {
-                each.start_ns = each.start_ns.max(end_ns);
-                end_ns = end_ns.max(each.end_ns);
-                each.start_ns < each.end_ns
-            });
-        }
+        // They cannot nest, but records can be made up.
+        reclaims.values_mut().for_each(disjoint);
         let mut places: Vec<_> = waits.into_iter().collect();
         places.sort_unstable_by_key(|(_, number)| *number);
         Self {
@@ -235,34 +242,12 @@ impl Threads {
 
     /// When the thread reclaimed memory between two times.
     pub fn reclaims(&self, tid: u32, start_ns: u64, end_ns: u64) -> impl Iterator<Item = Reclaim> + '_ {
-        let reclaims = self.reclaims.get(&tid).map_or(&[][..], Vec::as_slice);
-        clipped(
-            reclaims,
-            start_ns,
-            end_ns,
-            |r| (r.start_ns, r.end_ns),
-            |r, start_ns, end_ns| Reclaim {
-                start_ns,
-                end_ns,
-                ..r
-            },
-        )
+        clipped(self.reclaims.get(&tid), start_ns, end_ns)
     }
 
     /// What the thread did between two times; nothing is said where nothing is known.
     pub fn between(&self, tid: u32, start_ns: u64, end_ns: u64) -> impl Iterator<Item = Stay> + '_ {
-        let stays = self.stays.get(&tid).map_or(&[][..], Vec::as_slice);
-        clipped(
-            stays,
-            start_ns,
-            end_ns,
-            |s| (s.start_ns, s.end_ns),
-            |s, start_ns, end_ns| Stay {
-                start_ns,
-                end_ns,
-                ..s
-            },
-        )
+        clipped(self.stays.get(&tid), start_ns, end_ns)
     }
 }
 
