@@ -7,35 +7,26 @@
     reason = "in a test's helper, too, a panic is the report"
 )]
 
+mod common;
+
 use std::{
-    fs,
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
-    os::unix::fs::MetadataExt as _,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        mpsc::{self, Sender},
-    },
-    thread::{self, JoinHandle},
+    thread,
     time::{Duration, Instant},
 };
 
-use nix::{
-    sched::{CloneFlags, unshare},
-    unistd::gettid,
-};
 use pqtail::{
     collect::{
-        drain::Drain,
-        host,
         link::{self, CLIENT_ADDRESS, CLIENT_NAME, PREFIX, SERVER_ADDRESS, SERVER_NAME},
-        probes::{ProbeSettings, Probes, RING_BYTES_DEFAULT},
+        probes::{ProbeSettings, RING_BYTES_DEFAULT},
     },
-    record::stream::{Recording, StreamKind},
     truth::dropper::{Dropped, Dropper, Segment},
 };
-use pqtail_common::{Head, Packet, RECORD_BYTES, kind};
+use pqtail_common::{Head, Packet, kind};
 use zerocopy::FromBytes as _;
+
+use common::{Host, privileged, recorded};
 
 const PORT: u16 = 4433;
 /// How long a SYN and a SYN-ACK wait for their answer at first (`TCP_TIMEOUT_INIT`; RFC 6298, 2.1).
@@ -294,17 +285,9 @@ impl Network {
             heartbeat_ns: None,
             ring_bytes: RING_BYTES_DEFAULT,
         };
-        let mut probes = Probes::attach(&settings).unwrap();
-        let drain = Drain::start(&mut probes, None).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kernel.pqr");
-        drain.begin_trial(&path, 0).unwrap();
-        let client_port = work();
-        let summary = drain.end_trial().unwrap();
-        assert!(summary.lost.values().all(|&count| count == 0));
-        let recording: Recording<[u8; RECORD_BYTES]> = Recording::open(&path, StreamKind::Kernel).unwrap();
-        let mut packets: Vec<Packet> = recording
-            .records
+        let mut client_port = 0;
+        let records = recorded(&settings, || client_port = work());
+        let mut packets: Vec<Packet> = records
             .iter()
             .filter(|raw| {
                 let (head, _) = Head::read_from_prefix(raw.as_slice()).unwrap();
@@ -369,58 +352,6 @@ impl Story {
     }
 }
 
-type Task = Box<dyn FnOnce() + Send>;
-
-/// A thread in a network namespace of its own.
-struct Host {
-    tid: u32,
-    namespace: u32,
-    tasks: Option<Sender<Task>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Host {
-    fn start(name: &str) -> Self {
-        let (tasks, inbox) = mpsc::channel::<Task>();
-        let (tell, told) = mpsc::channel();
-        let thread = thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || {
-                unshare(CloneFlags::CLONE_NEWNET).unwrap();
-                let namespace = fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
-                tell.send((gettid().as_raw().cast_unsigned(), namespace as u32))
-                    .unwrap();
-                for task in inbox {
-                    task();
-                }
-            })
-            .unwrap();
-        let (tid, namespace) = told.recv().expect("root may make a namespace");
-        Self {
-            tid,
-            namespace,
-            tasks: Some(tasks),
-            thread: Some(thread),
-        }
-    }
-
-    fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let (tell, told) = mpsc::channel();
-        let task = Box::new(move || tell.send(work()).unwrap());
-        self.tasks.as_ref().unwrap().send(task).unwrap();
-        told.recv().expect("the host's thread says why it failed")
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.tasks = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
 fn only(dropped: &[Dropped]) -> Dropped {
     let [one] = dropped else {
         panic!("one segment was to be lost, not {dropped:#?}");
@@ -430,19 +361,4 @@ fn only(dropped: &[Dropped]) -> Dropped {
 
 fn local_port(stream: &TcpStream) -> u16 {
     stream.local_addr().unwrap().port()
-}
-
-/// One test at a time: they share the CPUs, and each loads the probes. `None`, with the reason on stderr, where the
-/// kernel would refuse.
-fn privileged(test: &str) -> Option<MutexGuard<'static, ()>> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    if host::is_root() {
-        return Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-    assert!(
-        std::env::var_os("CI").is_none(),
-        "{test} needs root, and CI is set: run the tests as root"
-    );
-    eprintln!("SKIPPED {test}: network namespaces and eBPF need root");
-    None
 }

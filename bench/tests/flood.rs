@@ -4,13 +4,15 @@
     reason = "in a test's helper, too, a panic is the report"
 )]
 
+mod common;
+
 use std::{
     env, fs,
     fs::File,
     io::{BufRead as _, BufReader, Write as _},
     process::{Child, Command, Stdio},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -19,28 +21,25 @@ use std::{
 
 use nix::{
     net::if_::if_nameindex,
-    sched::{CloneFlags, CpuSet, sched_setaffinity, setns},
+    sched::{CloneFlags, setns},
     sys::prctl::set_pdeathsig,
     sys::signal::Signal,
-    unistd::Pid,
 };
 use pqtail::{
     clock::now,
     collect::{
-        drain::Drain,
         host,
-        probes::{ProbeSettings, Probes, RING_BYTES_DEFAULT},
+        probes::{ProbeSettings, RING_BYTES_DEFAULT},
     },
-    record::stream::{Recording, StreamKind},
     truth::flood::{Flood, RECEIVER_NAME, SENDER_NAME, THREAD_NAME},
 };
 use pqtail_common::{Head, RECORD_BYTES, Span, Switch, kind};
 use zerocopy::FromBytes;
 
+use common::{DEADLINE, pin, recorded, wait_until};
+
 const ROLE: &str = "PQTAIL_TEST_FLOOD_ROLE";
 const MARK: &str = "flood: prepared";
-/// Generous: it is only waited for in full when something is broken.
-const DEADLINE: Duration = Duration::from_secs(60);
 const BURST: Duration = Duration::from_millis(100);
 
 /// Softirq number (`include/linux/interrupt.h`).
@@ -272,18 +271,10 @@ fn record(cpu: u32, work: impl FnOnce()) -> Recorded {
         heartbeat_ns: None,
         ring_bytes: RING_BYTES_DEFAULT,
     };
-    let mut probes = Probes::attach(&settings).unwrap();
-    let drain = Drain::start(&mut probes, None).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("kernel.pqr");
-    drain.begin_trial(&path, 0).unwrap();
-    work();
-    let summary = drain.end_trial().unwrap();
-    assert!(summary.lost.values().all(|&count| count == 0));
-    let mut recording: Recording<[u8; RECORD_BYTES]> = Recording::open(&path, StreamKind::Kernel).unwrap();
+    let mut records = recorded(&settings, work);
     let head = |raw: &[u8; RECORD_BYTES]| Head::read_from_prefix(raw).unwrap().0;
-    recording.records.retain(|raw| u32::from(head(raw).cpu) == cpu);
-    recording.records.sort_by_key(|raw| head(raw).at_ns);
+    records.retain(|raw| u32::from(head(raw).cpu) == cpu);
+    records.sort_by_key(|raw| head(raw).at_ns);
     fn of<T: FromBytes>(records: &[[u8; RECORD_BYTES]], kind: u8) -> Vec<T> {
         let of_kind =
             |raw: &&[u8; RECORD_BYTES]| Head::read_from_prefix(raw.as_slice()).unwrap().0.kind == kind;
@@ -291,8 +282,8 @@ fn record(cpu: u32, work: impl FnOnce()) -> Recorded {
         records.map(|raw| T::read_from_bytes(raw).unwrap()).collect()
     }
     Recorded {
-        softirqs: of(&recording.records, kind::SOFTIRQ),
-        switches: of(&recording.records, kind::SWITCH),
+        softirqs: of(&records, kind::SOFTIRQ),
+        switches: of(&records, kind::SWITCH),
     }
 }
 
@@ -313,9 +304,7 @@ impl Victim {
         let stop = Arc::new(AtomicBool::new(false));
         let is_over = Arc::clone(&stop);
         let spin = move || {
-            let mut set = CpuSet::new();
-            set.set(cpu as usize).unwrap();
-            sched_setaffinity(Pid::from_raw(0), &set).unwrap();
+            pin(cpu);
             let mut gaps = Vec::new();
             let mut last = now().0;
             while !is_over.load(Ordering::Relaxed) {
@@ -426,35 +415,14 @@ impl Drop for Killed {
     }
 }
 
-/// Waits by condition: no sleep decides the outcome, only the deadline.
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
 /// One test at a time, and two CPUs: one to flood and one to flood it from. `None`, with the reason on stderr, where
 /// that cannot be.
 fn privileged(test: &str) -> Option<(MutexGuard<'static, ()>, u32, u32)> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    if !host::is_root() {
-        assert!(
-            env::var_os("CI").is_none(),
-            "{test} needs root, and CI is set: run the tests as root"
-        );
-        eprintln!("SKIPPED {test}: network namespaces and eBPF need root");
-        return None;
-    }
+    let alone = common::privileged(test)?;
     let cpus = host::allowed_cpus().unwrap();
     let &[from_cpu, cpu, ..] = cpus.as_slice() else {
         eprintln!("SKIPPED {test}: it needs two CPUs");
         return None;
     };
-    Some((
-        ALONE.lock().unwrap_or_else(PoisonError::into_inner),
-        cpu,
-        from_cpu,
-    ))
+    Some((alone, cpu, from_cpu))
 }

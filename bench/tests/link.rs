@@ -7,6 +7,8 @@
     reason = "in a test's helper, too, a panic is the report"
 )]
 
+mod common;
+
 use std::{
     env, fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -29,6 +31,8 @@ use nix::{
 };
 use pqtail::collect::link::{self, CLIENT_ADDRESS, CLIENT_NAME, PREFIX, SERVER_ADDRESS, SERVER_NAME};
 
+use common::is_privileged;
+
 const ROLE: &str = "PQTAIL_TEST_LINK_ROLE";
 const PEER: &str = "PQTAIL_TEST_LINK_PEER";
 const MARK: &str = "link: ";
@@ -40,7 +44,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 #[test]
 fn bytes_cross_the_link_and_a_kill_leaves_nothing() {
-    if !privileged("bytes_cross_the_link_and_a_kill_leaves_nothing") {
+    if !is_privileged("bytes_cross_the_link_and_a_kill_leaves_nothing") {
         return;
     }
     let mut server = end("server", None);
@@ -71,7 +75,7 @@ fn bytes_cross_the_link_and_a_kill_leaves_nothing() {
 
 #[test]
 fn the_ends_die_with_a_killed_parent() {
-    if !privileged("the_ends_die_with_a_killed_parent") {
+    if !is_privileged("the_ends_die_with_a_killed_parent") {
         return;
     }
     // Orphans come to this process, which can then say what they died of.
@@ -314,17 +318,4 @@ fn links_here() -> Vec<String> {
         .map(|interface| interface.name().to_string_lossy().into_owned())
         .filter(|name| [CLIENT_NAME, SERVER_NAME].contains(&name.as_str()))
         .collect()
-}
-
-/// Root, or a skip that says so. In CI a skip would be a lie.
-fn privileged(test: &str) -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    assert!(
-        root || env::var_os("CI").is_none(),
-        "{test} needs root, and CI is set: run the tests as root"
-    );
-    if !root {
-        eprintln!("SKIPPED {test}: network namespaces need root");
-    }
-    root
 }

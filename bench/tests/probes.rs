@@ -2,6 +2,8 @@
 //!
 //! They need root. Without it they say so by name, except under CI, where a test that did not run is a failure.
 
+mod common;
+
 use std::{
     fs,
     io::{Read as _, Write as _},
@@ -9,7 +11,7 @@ use std::{
     os::fd::OwnedFd,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -17,10 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::{Pid, gettid, pipe, read, write},
-};
+use nix::unistd::{gettid, pipe, read, write};
 use pqtail::{
     clock,
     collect::{
@@ -36,8 +35,7 @@ use pqtail::{
 use pqtail_common::{Beat, Head, Loss, Packet, RECORD_BYTES, Rename, Socket, Span, Switch, Wake, flag, kind};
 use zerocopy::FromBytes;
 
-/// Longer than any condition takes on a loaded machine; only a failure waits for it.
-const DEADLINE: Duration = Duration::from_secs(60);
+use common::{DEADLINE, pin, privileged};
 
 const SYN: u8 = 2;
 const ACK: u8 = 16;
@@ -45,22 +43,6 @@ const ACK: u8 = 16;
 const PLAIN_FLAGS: u8 = 0x3f;
 
 type Raw = [u8; RECORD_BYTES];
-
-/// One test at a time: they share two CPUs, and each would record the others.
-static ALONE: Mutex<()> = Mutex::new(());
-
-/// `None`, with the reason on stderr, where the kernel would refuse.
-fn privileged(test: &str) -> Option<MutexGuard<'static, ()>> {
-    if host::is_root() {
-        return Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-    assert!(
-        std::env::var_os("CI").is_none(),
-        "{test} needs root: run the tests with `sudo -E`"
-    );
-    eprintln!("skipped {test}: it needs root");
-    None
-}
 
 fn settings() -> ProbeSettings {
     ProbeSettings {
@@ -138,12 +120,6 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(begin.elapsed() < DEADLINE, "waited in vain until {what}");
         thread::yield_now();
     }
-}
-
-fn pin(cpu: u32) {
-    let mut set = CpuSet::new();
-    set.set(cpu as usize).expect("a small number");
-    sched_setaffinity(Pid::from_raw(0), &set).expect("an online CPU");
 }
 
 fn own_tid() -> u32 {

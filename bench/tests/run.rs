@@ -3,6 +3,8 @@
 //! They need root. Without it they say so by name, except under CI, where a test that did not run is a failure.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside test functions")]
 
+mod common;
+
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -46,8 +48,7 @@ use pqtail::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Longer than any condition takes on a loaded machine; only a failure waits for it.
-const DEADLINE: Duration = Duration::from_secs(60);
+use common::{DEADLINE, is_privileged, wait_until};
 
 /// Set for a run and so for all its descendants, whoever their parent is by now.
 const MARK: &str = "PQTAIL_TEST_RUN";
@@ -90,7 +91,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn a_short_run_is_complete_and_its_files_agree() {
-    if !privileged("a_short_run_is_complete_and_its_files_agree") {
+    if !is_privileged("a_short_run_is_complete_and_its_files_agree") {
         return;
     }
     let sample = sample();
@@ -154,7 +155,7 @@ fn a_short_run_is_complete_and_its_files_agree() {
 
 #[test]
 fn the_recorded_files_make_the_same_bytes_at_any_place() {
-    if !privileged("the_recorded_files_make_the_same_bytes_at_any_place") {
+    if !is_privileged("the_recorded_files_make_the_same_bytes_at_any_place") {
         return;
     }
     let manifest = Manifest::read(&sample().folder).unwrap();
@@ -182,7 +183,7 @@ fn the_recorded_files_make_the_same_bytes_at_any_place() {
 
 #[test]
 fn stories_are_told_and_unknown_requests_answered_with_those_there_are() {
-    if !privileged("stories_are_told_and_unknown_requests_answered_with_those_there_are") {
+    if !is_privileged("stories_are_told_and_unknown_requests_answered_with_those_there_are") {
         return;
     }
     let folder = &sample().folder;
@@ -245,7 +246,7 @@ fn stories_are_told_and_unknown_requests_answered_with_those_there_are() {
 
 #[test]
 fn a_cut_recording_is_analysed_as_far_as_it_goes_and_the_verdict_says_so() {
-    if !privileged("a_cut_recording_is_analysed_as_far_as_it_goes_and_the_verdict_says_so") {
+    if !is_privileged("a_cut_recording_is_analysed_as_far_as_it_goes_and_the_verdict_says_so") {
         return;
     }
     let whole = requests(&sample().folder, 0).len();
@@ -274,7 +275,7 @@ fn a_cut_recording_is_analysed_as_far_as_it_goes_and_the_verdict_says_so() {
 
 #[test]
 fn a_recording_that_is_missing_or_empty_counts_as_damage() {
-    if !privileged("a_recording_that_is_missing_or_empty_counts_as_damage") {
+    if !is_privileged("a_recording_that_is_missing_or_empty_counts_as_damage") {
         return;
     }
     type Take = fn(&Path) -> io::Result<()>;
@@ -296,7 +297,7 @@ fn a_recording_that_is_missing_or_empty_counts_as_damage() {
 
 #[test]
 fn what_is_no_results_folder_is_named() {
-    if !privileged("what_is_no_results_folder_is_named") {
+    if !is_privileged("what_is_no_results_folder_is_named") {
         return;
     }
     let copy = Copied::of_sample();
@@ -323,7 +324,7 @@ fn what_is_no_results_folder_is_named() {
 
 #[test]
 fn an_interrupt_ends_the_run_in_order() {
-    if !privileged("an_interrupt_ends_the_run_in_order") {
+    if !is_privileged("an_interrupt_ends_the_run_in_order") {
         return;
     }
     // From `kill`, from a terminal, and from whoever stops a service.
@@ -353,7 +354,7 @@ fn an_interrupt_ends_the_run_in_order() {
 
 #[test]
 fn an_interrupt_during_the_set_up_is_heard() {
-    if !privileged("an_interrupt_during_the_set_up_is_heard") {
+    if !is_privileged("an_interrupt_during_the_set_up_is_heard") {
         return;
     }
     let mut run = Run::start(&LONG);
@@ -367,7 +368,7 @@ fn an_interrupt_during_the_set_up_is_heard() {
 
 #[test]
 fn a_killed_run_leaves_records_and_nothing_else() {
-    if !privileged("a_killed_run_leaves_records_and_nothing_else") {
+    if !is_privileged("a_killed_run_leaves_records_and_nothing_else") {
         return;
     }
     let mut run = Run::start(&LONG);
@@ -389,7 +390,7 @@ fn a_killed_run_leaves_records_and_nothing_else() {
 
 #[test]
 fn an_agent_that_is_killed_ends_the_run_by_name() {
-    if !privileged("an_agent_that_is_killed_ends_the_run_by_name") {
+    if !is_privileged("an_agent_that_is_killed_ends_the_run_by_name") {
         return;
     }
     for (thread, name) in [
@@ -418,7 +419,7 @@ fn an_agent_that_is_killed_ends_the_run_by_name() {
 
 #[test]
 fn without_probes_there_are_latencies_and_nobody_is_blamed() {
-    if !privileged("without_probes_there_are_latencies_and_nobody_is_blamed") {
+    if !is_privileged("without_probes_there_are_latencies_and_nobody_is_blamed") {
         return;
     }
     let mut run = Run::start(&[&SHORT[..], &["--no-probes"]].concat());
@@ -482,7 +483,7 @@ fn what_makes_no_run_is_refused_by_its_flag() {
 
 #[test]
 fn what_this_machine_cannot_run_is_refused_with_a_remedy() {
-    if !privileged("what_this_machine_cannot_run_is_refused_with_a_remedy") {
+    if !is_privileged("what_this_machine_cannot_run_is_refused_with_a_remedy") {
         return;
     }
     let scratch = tempfile::tempdir().unwrap();
@@ -529,7 +530,7 @@ fn without_root_the_error_says_what_is_needed() {
 
 #[test]
 fn a_disk_without_room_is_refused_before_anything_starts() {
-    if !privileged("a_disk_without_room_is_refused_before_anything_starts") {
+    if !is_privileged("a_disk_without_room_is_refused_before_anything_starts") {
         return;
     }
     let mut run = Run::start_on_disk(2, &SHORT);
@@ -543,7 +544,7 @@ fn a_disk_without_room_is_refused_before_anything_starts() {
 
 #[test]
 fn a_disk_that_fills_up_ends_the_run_while_the_report_still_fits() {
-    if !privileged("a_disk_that_fills_up_ends_the_run_while_the_report_still_fits") {
+    if !is_privileged("a_disk_that_fills_up_ends_the_run_while_the_report_still_fits") {
         return;
     }
     let mut run = Run::start_on_disk(65, &LONG);
@@ -564,7 +565,7 @@ fn a_disk_that_fills_up_ends_the_run_while_the_report_still_fits() {
 
 #[test]
 fn a_disk_that_others_fill_at_once_leaves_what_was_recorded() {
-    if !privileged("a_disk_that_others_fill_at_once_leaves_what_was_recorded") {
+    if !is_privileged("a_disk_that_others_fill_at_once_leaves_what_was_recorded") {
         return;
     }
     let mut run = Run::start_on_disk(80, &LONG);
@@ -999,25 +1000,4 @@ fn processes() -> impl Iterator<Item = Pid> {
 
 fn namespace(pid: Pid) -> Option<u64> {
     Some(fs::metadata(format!("/proc/{pid}/ns/net")).ok()?.ino())
-}
-
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < DEADLINE, "waited in vain until {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// Whether the kernel allows a run; if not, stderr has the reason.
-fn privileged(test: &str) -> bool {
-    if host::is_root() {
-        return true;
-    }
-    assert!(
-        std::env::var_os("CI").is_none(),
-        "{test} needs root: run the tests with `sudo -E`"
-    );
-    eprintln!("skipped {test}: it needs root");
-    false
 }

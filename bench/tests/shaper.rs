@@ -7,17 +7,14 @@
     reason = "in a test's helper, too, a panic is the report"
 )]
 
+mod common;
+
 use std::{
     fs,
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream, UdpSocket},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-        mpsc::{self, Sender},
-    },
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
 };
 
 use netlink_packet_route::{
@@ -26,11 +23,10 @@ use netlink_packet_route::{
 };
 use nix::{
     net::if_::if_nametoindex,
-    sched::{CloneFlags, CpuSet, sched_setaffinity, unshare},
     sys::socket::{
         AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt::RcvBufForce,
     },
-    unistd::{Pid, gettid, read, write},
+    unistd::{read, write},
 };
 use pqtail::{
     clock::now,
@@ -42,9 +38,9 @@ use pqtail::{
 };
 use rtnetlink::packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 
+use common::{DEADLINE, Host, pin, privileged, wait_until};
+
 const PORT: u16 = 4433;
-/// Generous: it is only waited for in full when something is broken.
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Payload of a datagram that fills the link's MTU of 1,500, and its frame.
 const PAYLOAD_BYTES: usize = 1472;
@@ -235,6 +231,10 @@ struct Network {
 impl Network {
     fn new() -> Self {
         let (client, server) = (Host::start("pq-client"), Host::start("pq-server"));
+        for host in [&client, &server] {
+            // Its announcements would be shaped and counted.
+            let _ = host.run(|| fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1"));
+        }
         let peer = server.tid;
         client.run(move || link::join(peer, CLIENT_ADDRESS, PREFIX).unwrap());
         server.run(|| link::configure(SERVER_ADDRESS, PREFIX).unwrap());
@@ -315,82 +315,4 @@ fn client_qdisc_here() -> String {
             _ => None,
         });
     qdisc.expect("every device has one")
-}
-
-type Task = Box<dyn FnOnce() + Send>;
-
-/// A thread in a network namespace of its own.
-struct Host {
-    tid: u32,
-    tasks: Option<Sender<Task>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Host {
-    fn start(name: &str) -> Self {
-        let (tasks, inbox) = mpsc::channel::<Task>();
-        let (tell, told) = mpsc::channel();
-        let thread = thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || {
-                unshare(CloneFlags::CLONE_NEWNET).unwrap();
-                // Its announcements would be shaped and counted.
-                let _ = fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
-                tell.send(gettid().as_raw().cast_unsigned()).unwrap();
-                for task in inbox {
-                    task();
-                }
-            })
-            .unwrap();
-        Self {
-            tid: told.recv().expect("root may make a namespace"),
-            tasks: Some(tasks),
-            thread: Some(thread),
-        }
-    }
-
-    fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let (tell, told) = mpsc::channel();
-        let task = Box::new(move || tell.send(work()).unwrap());
-        self.tasks.as_ref().unwrap().send(task).unwrap();
-        told.recv().expect("the host's thread says why it failed")
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.tasks = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn pin(cpu: u32) {
-    let mut set = CpuSet::new();
-    set.set(cpu as usize).unwrap();
-    sched_setaffinity(Pid::from_raw(0), &set).unwrap();
-}
-
-/// Waits by condition: no sleep decides the outcome, only the deadline.
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// One test at a time: they share the CPUs. `None`, with the reason on stderr, where the kernel would refuse.
-fn privileged(test: &str) -> Option<MutexGuard<'static, ()>> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    if host::is_root() {
-        return Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-    assert!(
-        std::env::var_os("CI").is_none(),
-        "{test} needs root, and CI is set: run the tests as root"
-    );
-    eprintln!("SKIPPED {test}: network namespaces need root");
-    None
 }

@@ -2,9 +2,10 @@
 //!
 //! It demands less than the suite aims at: a shared machine adds causes of its own, which are not this test's to judge.
 
+mod common;
+
 use std::process::Command;
 
-use pqtail::collect::host;
 use serde_json::Value;
 
 /// One case per mechanism; the whole suite is `cargo xtask truth`.
@@ -18,12 +19,7 @@ const CULPRIT_MIN: f64 = 0.8;
 
 #[test]
 fn known_culprits_are_named() {
-    if !host::is_root() {
-        assert!(
-            std::env::var_os("CI").is_none(),
-            "the truth suite needs root: run the tests with `sudo -E`"
-        );
-        eprintln!("skipped known_culprits_are_named: it needs root");
+    if !common::is_privileged("known_culprits_are_named") {
         return;
     }
     let output = Command::new(env!("CARGO_BIN_EXE_pqtail"))
