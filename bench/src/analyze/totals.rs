@@ -4,7 +4,10 @@
 //! each wait is a walk over everything that the thread did meanwhile.
 
 use crate::{
-    attribute::{ledger::Ledger, split::Charge},
+    attribute::{
+        ledger::{Ledger, Line},
+        split::Charge,
+    },
     clock::RunNs,
 };
 
@@ -33,9 +36,9 @@ pub(super) struct Sum {
 const PIECES_PER_MARK: usize = 64;
 
 impl Sum {
-    fn add(&mut self, piece: &Piece, ns: u64) {
-        self.ledger.charge(piece.charge.line, ns);
-        self.environment_ns += if piece.is_environment { ns } else { 0 };
+    pub(super) fn add(&mut self, line: Line, ns: u64, is_environment: bool) {
+        self.ledger.charge(line, ns);
+        self.environment_ns += if is_environment { ns } else { 0 };
     }
 }
 
@@ -46,7 +49,7 @@ impl Totals {
             let mut sum = self.marks.last().copied().unwrap_or_default();
             let before = self.pieces.len().saturating_sub(PIECES_PER_MARK);
             for piece in &self.pieces[before..] {
-                sum.add(piece, piece.charge.ns);
+                sum.add(piece.charge.line, piece.charge.ns, piece.is_environment);
             }
             self.marks.push(sum);
         }
@@ -74,7 +77,8 @@ impl Totals {
         let mut sum = self.marks.get(mark).copied().unwrap_or_default();
         for piece in self.pieces.get(mark * PIECES_PER_MARK..count).unwrap_or_default() {
             let elapsed_ns = (to - piece.charge.start).cast_unsigned();
-            sum.add(piece, elapsed_ns.min(piece.charge.ns));
+            let ns = elapsed_ns.min(piece.charge.ns);
+            sum.add(piece.charge.line, ns, piece.is_environment);
         }
         sum
     }
@@ -84,7 +88,7 @@ impl Totals {
 mod tests {
     use super::*;
     use crate::attribute::{
-        ledger::{Line, Side, ThreadLine},
+        ledger::{Side, ThreadLine},
         split::Detail,
     };
 
@@ -117,8 +121,7 @@ mod tests {
             for number in 0..1_000i64 {
                 let (begin, end) = ((15 * number).max(from), (15 * number + 10).min(to));
                 let ns = (end - begin).max(0).cast_unsigned();
-                expected.ledger.charge(lines[number as usize % 3], ns);
-                expected.environment_ns += if number % 3 == 2 { ns } else { 0 };
+                expected.add(lines[number as usize % 3], ns, number % 3 == 2);
             }
             assert_eq!(totals.between(RunNs(from), RunNs(to)), expected, "{from} to {to}");
         }

@@ -553,17 +553,12 @@ impl<'a> Joined<'a> {
                         let left_ns =
                             (interval.end - interval.start).cast_unsigned() - waited.ledger.total_ns();
                         sum.ledger += &waited.ledger;
-                        sum.ledger.charge(Line::Unexplained, left_ns);
+                        sum.add(Line::Unexplained, left_ns, false);
                         sum.environment_ns += waited.environment_ns;
                         continue;
                     }
                     self.charge(request, std::slice::from_ref(interval), |_, charge| {
-                        sum.ledger.charge(charge.line, charge.ns);
-                        sum.environment_ns += if self.is_environment(&charge) {
-                            charge.ns
-                        } else {
-                            0
-                        };
+                        sum.add(charge.line, charge.ns, self.is_environment(&charge));
                     });
                 }
                 let incomplete = self.misses(request, Gaps::between);

@@ -248,15 +248,18 @@ impl<'a> Witness<'a> {
             (Line::Thread(_, ThreadLine::RunQueue), _, Some(who)) => format!("{cpu}ran {who} instead"),
             (Line::Thread(_, ThreadLine::Compute), ..) => format!("{cpu}ran this request"),
             (Line::Thread(_, ThreadLine::OtherWork), _, Some(who)) => format!("{cpu}ran {who}"),
-            (Line::Thread(_, ThreadLine::Blocked), Detail::Asleep(nap), who) => format!(
-                "thread asleep (state {:#x}) in the middle of its work: {}{}",
+            (
+                Line::Thread(_, ThreadLine::Blocked),
+                Detail::Asleep(nap) | Detail::AsleepForOther(nap),
+                who,
+            ) => format!(
+                "thread asleep (state {:#x}) in the middle of {} work: {}{}",
                 nap.state,
-                who.as_deref().unwrap_or("where is not known"),
-                self.names(charge.line).functions(nap)
-            ),
-            (Line::Thread(_, ThreadLine::Blocked), Detail::AsleepForOther(nap), who) => format!(
-                "thread asleep (state {:#x}) in the middle of another request's work: {}{}",
-                nap.state,
+                if matches!(charge.detail, Detail::Asleep(_)) {
+                    "its"
+                } else {
+                    "another request's"
+                },
                 who.as_deref().unwrap_or("where is not known"),
                 self.names(charge.line).functions(nap)
             ),

@@ -21,6 +21,15 @@ fn analyze(told: &Story) {
     check(manifest(), |manifest| told.recorded(manifest, TRIAL));
 }
 
+/// A second request, over all that was told since `begin`.
+fn ask(told: &mut Story, begin: u64) {
+    let mut request = told.requests[0];
+    request.request = 1;
+    request.local_port = told.port();
+    (request.intended_ns, request.start_ns, request.done_ns) = (begin, begin, told.now);
+    told.requests.push(request);
+}
+
 /// The last request again, so often, each under its own number.
 fn claim(told: &mut Story, times: u32) {
     let last = *told.requests.last().unwrap();
@@ -41,11 +50,7 @@ fn packets_of_one_connection_that_turns_with_each() {
         told.cross(true, ACK, 1 + number * 10, 10);
         told.cross(false, ACK, 1 + number * 10, 10);
     }
-    let mut request = told.requests[0];
-    request.request = 1;
-    request.local_port = told.port();
-    (request.intended_ns, request.start_ns, request.done_ns) = (begin, begin, told.now);
-    told.requests.push(request);
+    ask(&mut told, begin);
     analyze(&told);
 }
 
@@ -62,11 +67,7 @@ fn packets_of_one_flight_that_come_in_backwards() {
         told.pass(10);
         told.packet(Side::Server, kind::RECEIVE, true, ACK, 1 + number * 10, 10);
     }
-    let mut request = told.requests[0];
-    request.request = 1;
-    request.local_port = told.port();
-    (request.intended_ns, request.start_ns, request.done_ns) = (begin, begin, told.now);
-    told.requests.push(request);
+    ask(&mut told, begin);
     claim(&mut told, 1_000);
     analyze(&told);
 }
@@ -79,11 +80,7 @@ fn connections_of_one_tuple_and_requests_that_all_claim_them() {
         told.sequence = told.sequence.wrapping_add(1);
         told.cross(true, SYN, 0, 0);
     }
-    let mut request = told.requests[0];
-    request.request = 1;
-    (request.intended_ns, request.start_ns, request.done_ns) = (begin, begin, told.now);
-    request.local_port = told.port();
-    told.requests.push(request);
+    ask(&mut told, begin);
     claim(&mut told, MANY);
     let connection = told.connections[0];
     told.connections
