@@ -22,7 +22,7 @@ pub struct Cli {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Run the A/B on this machine, record the kernel, and report (needs root).
+    /// Run the A/B on this machine (needs root) or between two hosts (--hosts), record the kernel, and report.
     Run(RunArgs),
     /// Make the report again from a run's recorded files.
     Analyze(AnalyzeArgs),
@@ -30,6 +30,8 @@ pub enum Verb {
     Explain(ExplainArgs),
     /// Inject known culprits into real runs, and score how often the attribution names them (needs root).
     Truth(TruthArgs),
+    /// Bring home what a run left on its hosts when its connection was lost, clean up there, and report.
+    Fetch(AnalyzeArgs),
     /// One role of a run, told what to do on stdin.
     #[command(hide = true)]
     Agent,
@@ -65,6 +67,12 @@ pub struct RunArgs {
     /// Folder for results folders.
     #[arg(long, default_value = "results")]
     pub results: PathBuf,
+    /// Run between the two hosts of this inventory (TOML), reached by SSH, instead of on this machine.
+    #[arg(long)]
+    pub hosts: Option<PathBuf>,
+    /// Folder that holds pqtail-x86_64 and pqtail-aarch64 for the hosts [default: this program].
+    #[arg(long, requires = "hosts")]
+    pub binaries: Option<PathBuf>,
     /// CPUs of the load generator, one worker each [default: 0].
     #[arg(long, value_delimiter = ',')]
     pub client_cpus: Vec<u32>,
@@ -97,7 +105,7 @@ pub struct RunArgs {
     pub quiet: bool,
 }
 
-/// Flags of `analyze`.
+/// Flags of `analyze` and `fetch`.
 #[derive(Debug, Args)]
 pub struct AnalyzeArgs {
     /// A run's results folder.
@@ -205,6 +213,8 @@ impl RunArgs {
                 probes: !self.no_probes,
             },
             results: self.results,
+            hosts: self.hosts,
+            binaries: self.binaries,
             client_cpus: self.client_cpus,
             server_cpus: self.server_cpus,
             drain_cpus: self.drain_cpus,

@@ -2,16 +2,21 @@
 
 pub mod agent;
 pub mod btf;
+mod child;
+mod control;
 mod deadlines;
 pub mod drain;
+pub mod ends;
 pub mod exchange;
 pub mod fault;
 pub mod host;
+pub mod inventory;
 pub mod link;
 pub mod load;
 pub mod probes;
 pub mod run;
 pub mod serve;
+pub mod ssh;
 pub mod symbols;
 pub mod tls;
 pub(crate) mod worker;

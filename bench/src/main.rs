@@ -16,7 +16,7 @@ use pqtail::{
     analyze::{Analysis, Story, analyze, explain, planned, slowest_trial},
     cli::{AnalyzeArgs, Cli, ExplainArgs, RunArgs, TruthArgs, Verb},
     collect::{
-        agent,
+        agent, ends,
         run::{self, RunOptions},
     },
     publish::publish,
@@ -37,6 +37,7 @@ fn main() -> ExitCode {
         Verb::Analyze(args) => analyze_again(&args),
         Verb::Explain(args) => tell(&args),
         Verb::Truth(args) => try_truth(&args),
+        Verb::Fetch(args) => fetch(&args),
         Verb::Agent => agent::run().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
@@ -120,6 +121,12 @@ fn run_to_end(options: &RunOptions, json: bool, interrupted: &AtomicBool) -> any
 }
 
 fn analyze_again(args: &AnalyzeArgs) -> anyhow::Result<ExitCode> {
+    report(&args.results, args.json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn fetch(args: &AnalyzeArgs) -> anyhow::Result<ExitCode> {
+    ends::fetch(&args.results)?;
     report(&args.results, args.json)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,8 @@
 //! One role on one host, told what to do over stdin and stdout: JSON lines, a request and its answer in turn.
 //!
-//! The controller starts an agent as a child; nothing here but [`Order::Link`] assumes that it runs on the same machine. When
-//! its stdin ends the controller is gone: the agent finishes what it records, and ends.
+//! The controller starts an agent as a child, here or on another host through SSH; nothing here but [`Order::Link`] assumes that it
+//! runs on the same machine. When its stdin ends, or a remote controller says nothing for too long, the controller is gone: the
+//! agent finishes what it records, and ends.
 
 use std::{
     io::{self, BufRead as _, Write as _},
@@ -9,10 +10,11 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
-        mpsc::{self, Receiver},
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{self, Sender},
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, anyhow, bail, ensure};
@@ -36,7 +38,7 @@ use crate::{
 };
 
 /// Version of the protocol; both sides must have the same.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// What the controller asks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -46,7 +48,11 @@ pub enum Order {
     Hello {
         /// [`PROTOCOL`].
         protocol: u32,
+        /// A controller that says nothing for so many ms is gone; `None` where its end closes our stdin for certain.
+        silence_ms_max: Option<u64>,
     },
+    /// The controller lives. Has no answer.
+    Ping,
     /// Local ends only: make this end's link.
     Link {
         /// The client's end makes the link to the server's process; the server's end has none and waits for it.
@@ -125,13 +131,11 @@ pub enum Answer {
     Hello {
         /// [`PROTOCOL`].
         protocol: u32,
-        /// Its process id.
-        pid: u32,
-        /// Inode number of its network namespace.
-        netns: u32,
-        /// What its host is.
-        facts: Box<HostFacts>,
+        /// Who answers.
+        met: Box<Met>,
     },
+    /// Comes unasked, at any time: the host will be taken away. The words say when and by whom.
+    Notice(String),
     /// Done, nothing to say.
     Done,
     /// The workers' thread ids.
@@ -150,6 +154,19 @@ pub enum Answer {
     Failed(String),
 }
 
+/// An agent and where it is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Met {
+    /// Its process id.
+    pub pid: u32,
+    /// Inode number of its network namespace.
+    pub netns: u32,
+    /// CPUs that it may use, ascending.
+    pub cpus: Vec<u32>,
+    /// What its host is.
+    pub facts: HostFacts,
+}
+
 /// What an agent has become.
 enum Role {
     None,
@@ -165,12 +182,27 @@ enum Role {
 pub fn run() -> anyhow::Result<()> {
     ignore_interrupts();
     let stop = Arc::new(AtomicBool::new(false));
-    let orders = listen(Arc::clone(&stop));
+    let (orders, heard) = mpsc::channel();
+    let ear = Arc::new(Ear {
+        heard_ms: AtomicU64::new(0),
+        begin: Instant::now(),
+        stop: Arc::clone(&stop),
+        orders,
+    });
+    thread::spawn({
+        let ear = Arc::clone(&ear);
+        move || ear.listen()
+    });
     let mut role = Role::None;
-    for order in orders {
+    while let Ok(Some(order)) = heard.recv() {
         stop.store(false, Ordering::Relaxed);
-        if matches!(order, Order::Stop) {
-            continue;
+        if let Order::Hello {
+            silence_ms_max: Some(silence_ms_max),
+            ..
+        } = order
+        {
+            let ear = Arc::clone(&ear);
+            thread::spawn(move || ear.mind_silence(silence_ms_max));
         }
         let answer =
             obey(order, &mut role, &stop).unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
@@ -194,18 +226,30 @@ fn ignore_interrupts() {
     }
 }
 
-/// Reads orders on a thread of its own, so that a stop is heard while a trial runs.
-fn listen(stop: Arc<AtomicBool>) -> Receiver<Order> {
-    let (orders, heard) = mpsc::channel();
-    thread::spawn(move || {
+/// Hears the controller on a thread of its own, so that a stop is heard while a trial runs.
+struct Ear {
+    /// When it was last heard, ms since `begin`.
+    heard_ms: AtomicU64,
+    begin: Instant,
+    stop: Arc<AtomicBool>,
+    /// `None` says that the controller is gone.
+    orders: Sender<Option<Order>>,
+}
+
+impl Ear {
+    fn now_ms(&self) -> u64 {
+        self.begin.elapsed().as_millis() as u64
+    }
+
+    fn listen(&self) {
         for line in io::stdin().lock().lines() {
             let Ok(line) = line else { break };
+            self.heard_ms.store(self.now_ms(), Ordering::Relaxed);
             match serde_json::from_str::<Order>(&line) {
+                Ok(Order::Ping) => {}
+                Ok(Order::Stop) => self.stop.store(true, Ordering::Relaxed),
                 Ok(order) => {
-                    if matches!(order, Order::Stop) {
-                        stop.store(true, Ordering::Relaxed);
-                    }
-                    if orders.send(order).is_err() {
+                    if self.orders.send(Some(order)).is_err() {
                         break;
                     }
                 }
@@ -215,10 +259,27 @@ fn listen(stop: Arc<AtomicBool>) -> Receiver<Order> {
                 }
             }
         }
-        // Without a controller a trial has nobody to run for.
-        stop.store(true, Ordering::Relaxed);
-    });
-    heard
+        self.lose();
+    }
+
+    /// A link that broke without a word leaves stdin open for as long as sshd believes in it.
+    fn mind_silence(&self, silence_ms_max: u64) {
+        loop {
+            let silence_ms = self
+                .now_ms()
+                .saturating_sub(self.heard_ms.load(Ordering::Relaxed));
+            if silence_ms >= silence_ms_max {
+                return self.lose();
+            }
+            thread::sleep(Duration::from_millis(silence_ms_max - silence_ms));
+        }
+    }
+
+    /// Without a controller a trial has nobody to run for.
+    fn lose(&self) {
+        let _ = self.orders.send(None);
+        self.stop.store(true, Ordering::Relaxed);
+    }
 }
 
 fn say(answer: &Answer) -> anyhow::Result<()> {
@@ -236,16 +297,19 @@ fn folder(path: &Path) -> anyhow::Result<()> {
 
 fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result<Answer> {
     Ok(match (order, &mut *role) {
-        (Order::Hello { protocol }, _) => {
+        (Order::Hello { protocol, .. }, _) => {
             ensure!(
                 protocol == PROTOCOL,
                 "the controller speaks protocol {protocol}, this agent {PROTOCOL}: deploy the same version on both hosts"
             );
             Answer::Hello {
                 protocol: PROTOCOL,
-                pid: std::process::id(),
-                netns: host::netns().unwrap_or(0),
-                facts: Box::new(host::facts()),
+                met: Box::new(Met {
+                    pid: std::process::id(),
+                    netns: host::netns().unwrap_or(0),
+                    cpus: host::allowed_cpus()?,
+                    facts: host::facts(),
+                }),
             }
         }
         (Order::Link { peer_pid, address }, _) => {
@@ -333,10 +397,12 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
             Answer::Probes(status)
         }
         (Order::Begin { trial }, Role::Serve(server, path)) => {
+            host::require_room(path)?;
             server.begin_trial(&recording(path, stream_name::CONNECTIONS, trial), trial)?;
             Answer::Done
         }
         (Order::Begin { trial }, Role::Probe(probe, path, ticks)) => {
+            host::require_room(path)?;
             probe
                 .1
                 .begin_trial(&recording(path, stream_name::KERNEL, trial), trial)?;

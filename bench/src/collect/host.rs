@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use procfs::Current as _;
 
 use super::{btf, symbols};
@@ -163,6 +163,33 @@ pub fn allowed_cpus() -> anyhow::Result<Vec<u32>> {
         .filter(|&cpu| set.is_set(cpu).unwrap_or(false))
         .map(|cpu| cpu as u32)
         .collect())
+}
+
+/// A run ends while its disk has this left, so that it can still write how it ended, and the report.
+pub const DISK_RESERVE_BYTES: u64 = 64 << 20;
+
+/// Room on the disk of a folder, bytes; `None` where the file system does not say: there the first write that fails does.
+#[must_use]
+pub fn free_bytes(folder: &Path) -> Option<u64> {
+    let disk = nix::sys::statvfs::statvfs(folder).ok()?;
+    (disk.blocks() > 0).then(|| disk.blocks_available() * disk.fragment_size())
+}
+
+/// Refuses to begin what the disk of a folder would soon end.
+///
+/// # Errors
+/// When less than [`DISK_RESERVE_BYTES`] are left.
+pub fn require_room(folder: &Path) -> anyhow::Result<()> {
+    if let Some(free) = free_bytes(folder) {
+        ensure!(
+            free >= DISK_RESERVE_BYTES,
+            "the disk of {} is nearly full ({} MiB left, {} are kept in reserve): free some",
+            folder.display(),
+            free >> 20,
+            DISK_RESERVE_BYTES >> 20
+        );
+    }
+    Ok(())
 }
 
 /// /proc/stat since boot, by CPU. Empty where it cannot be read.

@@ -7,9 +7,9 @@
 //! the server end calls [`configure`], which waits for that. The client may connect once `configure` has returned.
 
 use std::{
-    fs, io,
+    fs,
     net::{IpAddr, Ipv4Addr},
-    os::unix::process::{CommandExt as _, parent_id},
+    os::unix::process::parent_id,
     process::{Child, Command},
     thread,
     time::{Duration, Instant},
@@ -21,9 +21,10 @@ use nix::{
     errno::Errno,
     net::if_::if_nametoindex,
     sched::{CloneFlags, setns, unshare},
-    sys::{prctl::set_pdeathsig, signal::Signal},
 };
 use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth};
+
+use super::child;
 
 /// Address of the client's end.
 pub const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -42,23 +43,12 @@ const LINK_POLL: Duration = Duration::from_millis(2);
 /// Every namespace is born with its loopback device at this index.
 const LOOPBACK_INDEX: u32 = 1;
 
-/// Lets `command` start in a fresh network namespace and die with the *thread* that spawns it.
-///
-/// `PR_SET_PDEATHSIG` follows the spawning thread, not its process: spawn from one that outlives the run.
+/// Lets `command` start in a fresh network namespace and die with the *thread* that spawns it: spawn from one that outlives the
+/// run.
 pub fn in_new_netns(command: &mut Command) {
-    let parent = std::process::id();
-    let before_exec = move || {
-        set_pdeathsig(Signal::SIGKILL)?;
-        // The parent may have died before the signal was armed; then nobody would ever send it.
-        if parent_id() != parent {
-            return Err(Errno::ESRCH.into());
-        }
-        unshare(CloneFlags::CLONE_NEWNET)?;
-        io::Result::Ok(())
-    };
-    // SAFETY: between fork and exec the closure makes three system calls (prctl, getppid, unshare) and builds errors
-    // from error numbers: it neither allocates nor takes a lock nor touches memory another thread may have held.
-    unsafe { command.pre_exec(before_exec) };
+    let before_exec = || Ok(unshare(CloneFlags::CLONE_NEWNET)?);
+    // SAFETY: one system call, and an error built from its number.
+    unsafe { child::tie(command, before_exec) };
 }
 
 /// Starts `command` as one end: [`in_new_netns`], with an error that says what is missing.

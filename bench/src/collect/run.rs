@@ -3,37 +3,40 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufRead as _, BufReader, IsTerminal as _, Write as _},
-    net::IpAddr,
+    io::IsTerminal as _,
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 
 use super::{
-    agent::{Answer, Order, PROTOCOL},
-    host,
-    link::{self, CLIENT_ADDRESS, SERVER_ADDRESS},
+    agent::{Answer, Order},
+    ends::{self, Ends, Place},
+    host::{DISK_RESERVE_BYTES, free_bytes},
     load::{Progress, TrialOutcome},
     tls::Identity,
 };
 use crate::{
+    analyze::stream_name,
     plan::{Arm, Plan, Trial},
     record::{
         SCHEMA,
-        manifest::{CpuTicks, Host, HostFacts, Manifest, Status, TrialRecord},
+        manifest::{CpuTicks, Host, Manifest, ProbeStatus, Status, TrialRecord, recording},
     },
 };
 
-/// How to run a plan on this machine.
+/// How to run a plan.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
     /// What.
     pub plan: Plan,
     /// Folder of results folders.
     pub results: PathBuf,
+    /// Inventory of the two hosts; `None` for two network namespaces of this machine.
+    pub hosts: Option<PathBuf>,
+    /// Folder with `pqtail-<architecture>` for the hosts; `None` for this very program.
+    pub binaries: Option<PathBuf>,
     /// CPUs of the load generator; chosen if empty.
     pub client_cpus: Vec<u32>,
     /// CPUs of the server; chosen if empty.
@@ -52,35 +55,19 @@ pub struct RunOptions {
     pub quiet: bool,
 }
 
-/// A run ends while its disk has this left, so that it can still write how it ended, and the report.
-const DISK_RESERVE_BYTES: u64 = 64 << 20;
-
-/// Which CPU does what.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Placement {
-    client: Vec<u32>,
-    server: Vec<u32>,
-    /// Empty if none is to spare.
-    drain: Vec<u32>,
-}
-
 /// Runs the plan. The results folder holds a manifest from the first moment; the run's status says how it ended.
 ///
 /// # Errors
 /// When nothing could be run at all. A run that was cut is no error here: its manifest says so.
 pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<PathBuf> {
     options.plan.validate()?;
-    ensure!(
-        host::is_root(),
-        "network namespaces and eBPF need root: run it again with sudo"
-    );
     let last = u32::from(options.port) + options.plan.arms.len() as u32 - 1;
     ensure!(
         options.port > 0 && last <= 65_535,
         "--port {} leaves no room for the arms' ports",
         options.port
     );
-    let placement = place(options, &host::allowed_cpus()?)?;
+    ends::check(options)?;
     // Agents get their folders as they are; theirs may be another working directory.
     let folder = std::path::absolute(results_folder(options)?)?;
     let mut manifest = Manifest {
@@ -94,7 +81,9 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
         trials: Vec::new(),
     };
     manifest.write(&folder)?;
-    let mut run = match Run::set_up(options, &placement, &folder, &mut manifest) {
+    let set_up =
+        Ends::meet(options, &folder).and_then(|ends| Run::set_up(options, ends, &folder, &mut manifest));
+    let mut run = match set_up {
         Ok(run) => run,
         Err(error) => {
             manifest.status = Status::Cut {
@@ -118,7 +107,7 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
                 };
             }
         }
-        if let Some(reason) = reason_to_stop(&folder, interrupted) {
+        if let Some(reason) = run.reason_to_stop(interrupted) {
             if !interrupted.load(Ordering::Relaxed) {
                 eprintln!("pqtail: {reason}");
             }
@@ -138,69 +127,8 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
             break;
         }
     }
+    run.ends.part(&folder);
     Ok(folder)
-}
-
-/// Why a run that goes well must end before its plan does.
-fn reason_to_stop(folder: &Path, interrupted: &AtomicBool) -> Option<String> {
-    if interrupted.load(Ordering::Relaxed) {
-        return Some("interrupted".to_owned());
-    }
-    let free = free_bytes(folder)?;
-    (free < DISK_RESERVE_BYTES).then(|| {
-        format!(
-            "the disk of {} is nearly full ({} MiB left): free some, or name another with --results",
-            folder.display(),
-            free >> 20
-        )
-    })
-}
-
-/// Room on the disk of a folder; `None` where the file system does not say: there the first write that fails does.
-fn free_bytes(folder: &Path) -> Option<u64> {
-    let disk = nix::sys::statvfs::statvfs(folder).ok()?;
-    (disk.blocks() > 0).then(|| disk.blocks_available() * disk.fragment_size())
-}
-
-/// With two CPUs each end has one; with more, the drain has those that are left.
-fn place(options: &RunOptions, allowed: &[u32]) -> anyhow::Result<Placement> {
-    let chosen = |given: &[u32], default: u32| {
-        if given.is_empty() {
-            vec![default]
-        } else {
-            given.to_vec()
-        }
-    };
-    let first = *allowed.first().context("no CPU may be used")?;
-    let client = chosen(&options.client_cpus, first);
-    let server = chosen(&options.server_cpus, allowed.get(1).copied().unwrap_or(first));
-    for (flag, cpus) in [
-        ("--client-cpus", &client),
-        ("--server-cpus", &server),
-        ("--drain-cpus", &options.drain_cpus),
-    ] {
-        if let Some(cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
-            let allowed: Vec<_> = allowed.iter().map(u32::to_string).collect();
-            bail!(
-                "{flag} names CPU {cpu}; those that may be used here are {}",
-                allowed.join(", ")
-            );
-        }
-    }
-    let drain = if options.drain_cpus.is_empty() {
-        allowed
-            .iter()
-            .copied()
-            .filter(|cpu| !client.contains(cpu) && !server.contains(cpu))
-            .collect()
-    } else {
-        options.drain_cpus.clone()
-    };
-    Ok(Placement {
-        client,
-        server,
-        drain,
-    })
 }
 
 /// Makes a folder of its own for the run; an earlier run of the same day is never touched.
@@ -250,260 +178,71 @@ fn utc(format: &str) -> String {
     time.strftime(format.trim_start_matches('+')).to_string()
 }
 
-/// A child that plays one role. It dies with this value, whatever happens.
-struct Agent {
-    name: &'static str,
-    child: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Agent {
-    /// Starts this very program as an agent, in a network namespace of its own or in ours.
-    fn start(name: &'static str, own_netns: bool) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("find this program's own file")?;
-        let mut command = Command::new(program);
-        command.arg("agent").stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = if own_netns {
-            link::spawn(&mut command)?
-        } else {
-            command.spawn().context("start an agent")?
-        };
-        let orders = child.stdin.take();
-        let answers = BufReader::new(child.stdout.take().context("an agent's stdout")?);
-        Ok(Self {
-            name,
-            child,
-            orders,
-            answers,
-        })
-    }
-
-    fn order(&mut self, order: &Order) -> anyhow::Result<()> {
-        let mut line = serde_json::to_vec(order)?;
-        line.push(b'\n');
-        let orders = self.orders.as_mut().context("an agent's stdin")?;
-        let sent = orders.write_all(&line).and_then(|()| orders.flush());
-        sent.map_err(|error| anyhow!(error)).with_context(|| self.death())
-    }
-
-    fn answer(&mut self) -> anyhow::Result<Answer> {
-        let mut line = String::new();
-        let read = self
-            .answers
-            .read_line(&mut line)
-            .with_context(|| format!("hear the {}", self.name))?;
-        if read == 0 {
-            bail!(self.death());
-        }
-        match serde_json::from_str(&line)
-            .with_context(|| format!("the {} said '{}'", self.name, line.trim()))?
-        {
-            Answer::Failed(reason) => bail!("{}: {reason}", self.name),
-            answer => Ok(answer),
-        }
-    }
-
-    fn ask(&mut self, order: &Order) -> anyhow::Result<Answer> {
-        self.order(order)?;
-        self.answer()
-    }
-
-    /// What became of an agent that no longer answers.
-    fn death(&mut self) -> String {
-        // It closed its end, so it is ending; waiting tells how.
-        match self.child.wait() {
-            Ok(status) => format!(
-                "the {} died ({status}); what it recorded before is kept",
-                self.name
-            ),
-            Err(error) => format!("the {} does not answer ({error})", self.name),
-        }
-    }
-
-    fn hello(&mut self) -> anyhow::Result<(u32, u32, HostFacts)> {
-        match self.ask(&Order::Hello { protocol: PROTOCOL })? {
-            Answer::Hello {
-                pid, netns, facts, ..
-            } => Ok((pid, netns, *facts)),
-            other => Err(self.surprise(&other)),
-        }
-    }
-
-    fn threads(&mut self, order: &Order) -> anyhow::Result<Vec<u32>> {
-        match self.ask(order)? {
-            Answer::Threads(threads) => Ok(threads),
-            other => Err(self.surprise(&other)),
-        }
-    }
-
-    fn surprise(&self, answer: &Answer) -> anyhow::Error {
-        anyhow!("the {} answered {answer:?}, which was not asked", self.name)
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        // The end of its orders lets it finish its recording; only one that does not end is killed.
-        drop(self.orders.take());
-        for _ in 0..100 {
-            match self.child.try_wait() {
-                Ok(None) => std::thread::sleep(std::time::Duration::from_millis(20)),
-                _ => return,
-            }
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// A run that is set up.
 struct Run {
-    // Dropped in this order: the load first, so that the server sees its connections end.
-    load: Agent,
-    server: Agent,
-    probe: Option<Agent>,
+    ends: Ends,
     folder: PathBuf,
-    kernel_folder: String,
+    /// Why a host is to be taken away, once that is known.
+    notice: Option<String>,
     quiet: bool,
 }
 
 impl Run {
     fn set_up(
         options: &RunOptions,
-        placement: &Placement,
+        mut ends: Ends,
         folder: &Path,
         manifest: &mut Manifest,
     ) -> anyhow::Result<Self> {
-        let plan = &options.plan;
-        let ports: Vec<(Arm, u16)> = plan
-            .arms
-            .iter()
-            .map(|&arm| (arm, plan.port(options.port, arm)))
-            .collect();
-        let identity = Identity::generate()?;
-        let mut server = Agent::start("server", true)?;
-        let mut load = Agent::start("load generator", true)?;
-        let (server_pid, server_netns, server_facts) = server.hello()?;
-        let (_, client_netns, client_facts) = load.hello()?;
-        // The server's end waits for the link that the client's end makes.
-        server.order(&Order::Link {
-            peer_pid: None,
-            address: SERVER_ADDRESS,
-        })?;
-        load.ask(&Order::Link {
-            peer_pid: Some(server_pid),
-            address: CLIENT_ADDRESS,
-        })?;
-        server.answer()?;
-        let address = IpAddr::V4(SERVER_ADDRESS);
-        let server_threads = server.threads(&Order::Serve {
-            address,
-            ports: ports.clone(),
-            cpus: placement.server.clone(),
-            identity: identity.clone(),
-            faults: options.faults.clone(),
-            folder: folder.join("raw/server"),
-        })?;
-        let client_threads = load.threads(&Order::Load {
-            server: address,
-            ports: ports.clone(),
-            cpus: placement.client.clone(),
-            plan: Box::new(plan.clone()),
-            certificate: identity.certificate,
-            folder: folder.join("raw/client"),
-        })?;
-        let kernel = PathBuf::from("raw/local");
-        let mut probe = None;
-        let mut probes = Vec::new();
-        if plan.probes {
-            let mut agent = Agent::start("recorder", false)?;
-            agent.hello()?;
-            let mut cpus = [placement.client.clone(), placement.server.clone()].concat();
-            cpus.sort_unstable();
-            cpus.dedup();
-            let order = Order::Probe {
-                ports: ports.iter().map(|(_, port)| *port).collect(),
-                cpus,
-                threads: [client_threads.clone(), server_threads.clone()].concat(),
-                drain_cpus: placement.drain.clone(),
-                heartbeat_ns: options.heartbeat_ns,
-                ring_bytes: options.ring_bytes,
-                folder: folder.join(&kernel),
-            };
-            match agent.ask(&order)? {
-                Answer::Probes(found) => probes = found,
-                other => return Err(agent.surprise(&other)),
-            }
-            probe = Some(agent);
-        } else if !options.quiet {
-            eprintln!(
-                "pqtail: --no-probes: latencies only. No ledger, no causes, no clock alignment, no steal, no record of losses."
-            );
+        if let Err(error) = assign(options, &mut ends, manifest) {
+            ends.part(folder);
+            return Err(error);
         }
-        let end = |address, netns, threads, cpus: &[u32], stamps: &str, facts| Host {
-            address: Some(IpAddr::V4(address)),
-            netns,
-            threads,
-            cpus: cpus.to_vec(),
-            stamps: PathBuf::from(stamps),
-            kernel: plan.probes.then(|| kernel.clone()),
-            facts,
-            probes: probes.clone(),
-        };
-        manifest.client = end(
-            CLIENT_ADDRESS,
-            client_netns,
-            client_threads,
-            &placement.client,
-            "raw/client",
-            client_facts,
-        );
-        manifest.server = end(
-            SERVER_ADDRESS,
-            server_netns,
-            server_threads,
-            &placement.server,
-            "raw/server",
-            server_facts,
-        );
-        for missing in probes.iter().filter(|probe| !probe.attached) {
-            if !options.quiet {
-                eprintln!(
-                    "pqtail: no {}: {} ({})",
-                    missing.name, missing.consequence, missing.reason
-                );
-            }
+        if !options.quiet {
+            tell_of_probes(options, manifest);
         }
         Ok(Self {
-            load,
-            server,
-            probe,
+            ends,
             folder: folder.to_owned(),
-            kernel_folder: kernel.display().to_string(),
+            notice: None,
             quiet: options.quiet,
         })
     }
 
     fn trial(&mut self, trial: &Trial, of: usize, interrupted: &AtomicBool) -> anyhow::Result<TrialRecord> {
         let begin = Order::Begin { trial: trial.index };
-        if let Some(probe) = &mut self.probe {
-            probe.ask(&begin)?;
+        for recorder in &mut self.ends.recorders {
+            recorder.agent.ask(&begin)?;
         }
-        self.server.ask(&begin)?;
+        self.ends.server.ask(&begin)?;
         let ran = self.load(trial, of, interrupted);
         // Whatever became of the load, the others' recordings are ended in order.
-        let served = self.server.ask(&Order::End);
-        let recorded = self.probe.as_mut().map(|probe| probe.ask(&Order::End));
-        let (outcome, stat) = ran?;
+        let served = self.ends.server.ask(&Order::End);
+        let mut recorded = Vec::new();
+        for recorder in &mut self.ends.recorders {
+            recorded.push((recorder.kernel.clone(), recorder.agent.ask(&Order::End)));
+        }
+        let (outcome, client_stat) = ran?;
         let (connections, server_cpu_ns) = match served? {
             Answer::Served(written, cpu_ns) => (written, cpu_ns),
-            other => return Err(self.server.surprise(&other)),
+            other => return Err(self.ends.server.surprise(&other)),
         };
         let mut kernel = BTreeMap::new();
-        if let Some(Answer::Recorded(record, _)) = recorded.transpose()? {
-            kernel.insert(self.kernel_folder.clone(), record);
+        // Without a recorder only the client's machine tells, which is the server's too unless that is a host of its own.
+        let mut server_stat = if self.ends.hosts.is_none() {
+            client_stat.clone()
+        } else {
+            CpuTicks::default()
+        };
+        for (folder, answer) in recorded {
+            if let Answer::Recorded(record, ticks) = answer? {
+                if folder == self.ends.server_at.kernel {
+                    server_stat = ticks;
+                }
+                kernel.insert(folder.display().to_string(), record);
+            }
         }
+        self.fetch(trial.index, !connections.sha256.is_empty())?;
         Ok(TrialRecord {
             trial: *trial,
             begin_ns: outcome.begin_ns,
@@ -512,8 +251,40 @@ impl Run {
             kernel,
             client_cpu_ns: outcome.cpu_ns,
             server_cpu_ns,
-            client_stat: stat.clone(),
-            server_stat: stat,
+            client_stat,
+            server_stat,
+        })
+    }
+
+    /// Brings home what hosts recorded of a trial, before the next begins: nothing is under way that it could disturb, and what is
+    /// here no longer depends on the connection.
+    fn fetch(&mut self, trial: u32, has_connections: bool) -> anyhow::Result<()> {
+        let kernel = |place: &Place| recording(&place.kernel, stream_name::KERNEL, trial);
+        let has_kernel = !self.ends.recorders.is_empty();
+        let mut from_client = vec![recording(Path::new(CLIENT_STAMPS), stream_name::REQUESTS, trial)];
+        from_client.extend(has_kernel.then(|| kernel(&self.ends.client_at)));
+        let connections = recording(Path::new(SERVER_STAMPS), stream_name::CONNECTIONS, trial);
+        let mut from_server: Vec<PathBuf> = has_connections.then_some(connections).into_iter().collect();
+        from_server.extend(has_kernel.then(|| kernel(&self.ends.server_at)));
+        self.ends.fetch(&from_client, &from_server, &self.folder)
+    }
+
+    /// Why a run that goes well must end before its plan does.
+    fn reason_to_stop(&mut self, interrupted: &AtomicBool) -> Option<String> {
+        if interrupted.load(Ordering::Relaxed) {
+            return Some("interrupted".to_owned());
+        }
+        self.notice = self.notice.take().or_else(|| self.ends.notices.try_recv().ok());
+        if let Some(notice) = &self.notice {
+            return Some(notice.clone());
+        }
+        let free = free_bytes(&self.folder)?;
+        (free < DISK_RESERVE_BYTES).then(|| {
+            format!(
+                "the disk of {} is nearly full ({} MiB left): free some, or name another with --results",
+                self.folder.display(),
+                free >> 20
+            )
         })
     }
 
@@ -524,41 +295,145 @@ impl Run {
         of: usize,
         interrupted: &AtomicBool,
     ) -> anyhow::Result<(TrialOutcome, CpuTicks)> {
-        self.load.order(&Order::Run { trial: *trial })?;
+        self.ends.load.order(&Order::Run { trial: *trial })?;
         let mut stopped = false;
         let result = loop {
-            match self.load.answer()? {
+            match self.ends.load.answer()? {
                 Answer::Progress(progress) => {
                     if !self.quiet {
                         show(trial, of, &progress);
                     }
-                    // Without the server every further request fails, without the recorder none has a cause: nothing is
+                    // Without the server every further request fails, without a recorder none has a cause: nothing is
                     // left to measure.
-                    for agent in [Some(&mut self.server), self.probe.as_mut()]
-                        .into_iter()
-                        .flatten()
-                    {
-                        if let Some(status) = agent.child.try_wait()? {
-                            self.load.order(&Order::Stop)?;
-                            bail!(
-                                "the {} died mid-trial ({status}): what was recorded before is kept",
-                                agent.name
-                            );
-                        }
+                    if let Some(fate) = self.lost()? {
+                        self.ends.load.order(&Order::Stop)?;
+                        bail!("mid-trial: {fate}");
                     }
-                    if !stopped && reason_to_stop(&self.folder, interrupted).is_some() {
-                        self.load.order(&Order::Stop)?;
+                    self.ends.ping();
+                    if !stopped && self.reason_to_stop(interrupted).is_some() {
+                        self.ends.load.order(&Order::Stop)?;
                         stopped = true;
                     }
                 }
                 Answer::Ran(outcome, ticks) => break (outcome, ticks),
-                other => return Err(self.load.surprise(&other)),
+                other => return Err(self.ends.load.surprise(&other)),
             }
         };
         if !self.quiet {
             eprintln!();
         }
         Ok(result)
+    }
+
+    /// What became of the first agent, beside the load, that has ended.
+    fn lost(&mut self) -> anyhow::Result<Option<String>> {
+        let recorders = self.ends.recorders.iter_mut().map(|each| &mut each.agent);
+        for agent in std::iter::once(&mut self.ends.server).chain(recorders) {
+            if let Some(fate) = agent.has_ended()? {
+                return Ok(Some(fate));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Folders of the ends' own stamps, relative to the run's.
+const CLIENT_STAMPS: &str = "raw/client";
+const SERVER_STAMPS: &str = "raw/server";
+
+/// Gives every agent its role, and the manifest what is known of the ends.
+fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> anyhow::Result<()> {
+    let plan = &options.plan;
+    let ports: Vec<(Arm, u16)> = plan
+        .arms
+        .iter()
+        .map(|&arm| (arm, plan.port(options.port, arm)))
+        .collect();
+    let identity = Identity::generate()?;
+    let server_threads = ends.server.threads(&Order::Serve {
+        address: ends.server_at.address,
+        ports: ports.clone(),
+        cpus: ends.server_at.cpus.clone(),
+        identity: identity.clone(),
+        faults: options.faults.clone(),
+        folder: ends.server_at.folder.join(SERVER_STAMPS),
+    })?;
+    let client_threads = ends.load.threads(&Order::Load {
+        server: ends.server_at.address,
+        ports: ports.clone(),
+        cpus: ends.client_at.cpus.clone(),
+        plan: Box::new(plan.clone()),
+        certificate: identity.certificate,
+        folder: ends.client_at.folder.join(CLIENT_STAMPS),
+    })?;
+    let mut probes: BTreeMap<PathBuf, Vec<ProbeStatus>> = BTreeMap::new();
+    let of_ends = [
+        (&ends.client_at, &client_threads),
+        (&ends.server_at, &server_threads),
+    ];
+    for recorder in &mut ends.recorders {
+        let (mut cpus, mut threads) = (Vec::new(), Vec::new());
+        let mut folder = PathBuf::new();
+        for (place, tids) in of_ends {
+            if place.kernel == recorder.kernel {
+                cpus.extend(&place.cpus);
+                threads.extend(tids);
+                folder = place.folder.join(&recorder.kernel);
+            }
+        }
+        cpus.sort_unstable();
+        cpus.dedup();
+        let order = Order::Probe {
+            ports: ports.iter().map(|(_, port)| *port).collect(),
+            cpus,
+            threads,
+            drain_cpus: recorder.drain_cpus.clone(),
+            heartbeat_ns: options.heartbeat_ns,
+            ring_bytes: options.ring_bytes,
+            folder,
+        };
+        match recorder.agent.ask(&order)? {
+            Answer::Probes(found) => probes.insert(recorder.kernel.clone(), found),
+            other => return Err(recorder.agent.surprise(&other)),
+        };
+    }
+    let end = |place: &Place, threads, stamps: &str| Host {
+        address: Some(place.address),
+        netns: place.met.netns,
+        threads,
+        cpus: place.cpus.clone(),
+        stamps: PathBuf::from(stamps),
+        kernel: plan.probes.then(|| place.kernel.clone()),
+        facts: place.met.facts.clone(),
+        probes: probes.get(&place.kernel).cloned().unwrap_or_default(),
+    };
+    manifest.client = end(&ends.client_at, client_threads, CLIENT_STAMPS);
+    manifest.server = end(&ends.server_at, server_threads, SERVER_STAMPS);
+    Ok(())
+}
+
+/// What is not seen in this run, and so not in its report.
+fn tell_of_probes(options: &RunOptions, manifest: &Manifest) {
+    if !options.plan.probes {
+        eprintln!(
+            "pqtail: --no-probes: latencies only. No ledger, no causes, no clock alignment, no steal, no record of losses."
+        );
+    }
+    let (client, server) = (&manifest.client, &manifest.server);
+    let mut lists = vec![("", &client.probes)];
+    if client.kernel != server.kernel {
+        lists = vec![
+            (" on the client", &client.probes),
+            (" on the server", &server.probes),
+        ];
+    }
+    for (place, probes) in lists {
+        for missing in probes.iter().filter(|probe| !probe.attached) {
+            eprintln!(
+                "pqtail: no {}{place}: {} ({})",
+                missing.name, missing.consequence, missing.reason
+            );
+        }
     }
 }
 
@@ -584,11 +459,11 @@ fn show(trial: &Trial, of: usize, progress: &Progress) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::plan::Arrivals;
 
-    fn options() -> RunOptions {
+    pub(in crate::collect) fn options() -> RunOptions {
         RunOptions {
             plan: Plan {
                 scenario: "test".to_owned(),
@@ -603,6 +478,8 @@ mod tests {
                 probes: true,
             },
             results: PathBuf::new(),
+            hosts: None,
+            binaries: None,
             client_cpus: Vec::new(),
             server_cpus: Vec::new(),
             drain_cpus: Vec::new(),
@@ -612,52 +489,6 @@ mod tests {
             faults: None,
             quiet: true,
         }
-    }
-
-    #[test]
-    fn the_drain_gets_what_is_spare_and_nothing_on_two_cpus() {
-        let on = |online: u32| place(&options(), &(0..online).collect::<Vec<_>>()).unwrap();
-        assert_eq!(
-            on(1),
-            Placement {
-                client: vec![0],
-                server: vec![0],
-                drain: vec![]
-            }
-        );
-        assert_eq!(
-            on(2),
-            Placement {
-                client: vec![0],
-                server: vec![1],
-                drain: vec![]
-            }
-        );
-        assert_eq!(
-            on(4),
-            Placement {
-                client: vec![0],
-                server: vec![1],
-                drain: vec![2, 3]
-            }
-        );
-    }
-
-    #[test]
-    fn a_cpu_that_is_not_there_is_named_with_its_flag() {
-        let error = place(
-            &RunOptions {
-                server_cpus: vec![9],
-                ..options()
-            },
-            &[0, 1],
-        )
-        .unwrap_err()
-        .to_string();
-        assert!(
-            error.contains("--server-cpus") && error.contains("CPU 9"),
-            "{error}"
-        );
     }
 
     #[test]

@@ -306,6 +306,23 @@ impl<R: Read> Read for Hashing<'_, R> {
     }
 }
 
+/// SHA-256 of a file, in hex, as [`Written`] has it.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn file_sha256(path: &Path) -> anyhow::Result<String> {
+    let sum = || -> io::Result<String> {
+        let mut file = File::open(path)?;
+        let mut source = Hashing {
+            source: &mut file,
+            digest: Sha256::new(),
+        };
+        io::copy(&mut source, &mut io::sink())?;
+        Ok(source.digest.hex())
+    };
+    sum().with_context(|| format!("read {}", path.display()))
+}
+
 /// A checksum under way.
 struct Sha256(digest::Context);
 
