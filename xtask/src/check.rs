@@ -4,7 +4,11 @@ use std::{process::Command, time::Instant};
 
 use anyhow::Context as _;
 
-use crate::{cargo, run, setup};
+use crate::{
+    cargo,
+    debian::{self, Needed},
+    run, setup,
+};
 
 /// The eBPF crate builds for its own target only; the build script of `pqtail` compiles it. The fuzz targets need C++.
 const ORDINARY: [&str; 5] = [
@@ -26,6 +30,25 @@ pub(crate) fn test() -> anyhow::Result<()> {
         run("cargo clippy", &mut clippy_ebpf())
     })?;
     step("documentation", || run("cargo doc", &mut documentation()))?;
+    step("packages", || {
+        debian::require(
+            "the tests of two hosts",
+            &[
+                Needed {
+                    program: "sshd",
+                    package: "openssh-server",
+                },
+                Needed {
+                    program: "ssh",
+                    package: "openssh-client",
+                },
+                Needed {
+                    program: "ip",
+                    package: "iproute2",
+                },
+            ],
+        )
+    })?;
     step("tests", || run("cargo test", cargo().arg("test").args(ORDINARY)))
 }
 

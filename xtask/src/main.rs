@@ -1,6 +1,7 @@
 //! `cargo xtask`: set-up, run and test from a fresh clone, with cargo and a C compiler as the only needs.
 
 mod check;
+mod debian;
 mod fuzz;
 mod setup;
 
@@ -39,6 +40,9 @@ enum Task {
     /// Builds, then injects known culprits: everything after `truth` goes to `pqtail truth` (needs root)
     #[command(disable_help_flag = true)]
     Truth(PassedOn),
+    /// Builds, then brings home what a run left on its hosts: everything after `fetch` goes to `pqtail fetch`
+    #[command(disable_help_flag = true)]
+    Fetch(PassedOn),
     /// Formatting, lints, documentation and tests (the tests of probes and links need root)
     Test,
     /// Feeds hostile input to what reads recordings, until something breaks or the time is up (needs a C++ compiler)
@@ -58,6 +62,7 @@ fn main() -> anyhow::Result<()> {
         Task::Analyze(passed_on) => pqtail("analyze", &passed_on),
         Task::Explain(passed_on) => pqtail("explain", &passed_on),
         Task::Truth(passed_on) => pqtail("truth", &passed_on),
+        Task::Fetch(passed_on) => pqtail("fetch", &passed_on),
         Task::Test => check::test(),
         Task::Fuzz(options) => fuzz::fuzz(&options),
     }

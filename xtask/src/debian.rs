@@ -1,0 +1,72 @@
+//! Programs that only some steps need, from the distribution's packages.
+
+use std::{env, path::Path, process::Command};
+
+use anyhow::{bail, ensure};
+
+use crate::run;
+
+/// A program and the Debian or Ubuntu package that has it.
+pub(crate) struct Needed {
+    pub(crate) program: &'static str,
+    pub(crate) package: &'static str,
+}
+
+/// Installs the packages of those programs that are missing. Looks at a few files and returns when none is.
+///
+/// # Errors
+/// When one is missing and cannot be installed: no root, no apt, or the packages cannot be had. Then with what to do.
+pub(crate) fn require(what_for: &str, needed: &[Needed]) -> anyhow::Result<()> {
+    let missing: Vec<&Needed> = needed.iter().filter(|each| !is_there(each.program)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let packages: Vec<&str> = missing.iter().map(|each| each.package).collect();
+    let packages = packages.join(" ");
+    ensure!(
+        is_there("apt-get"),
+        "{what_for} needs {}, and there is no apt-get to install it with: install what your distribution has of {packages}",
+        missing
+            .iter()
+            .map(|each| each.program)
+            .collect::<Vec<_>>()
+            .join(", ")
+    );
+    if !is_root() {
+        bail!("{what_for} needs more packages, and only root may install them: apt-get install {packages}");
+    }
+    eprintln!("setup: installing {packages} for {what_for} (apt-get)");
+    let apt = || {
+        let mut apt = Command::new("apt-get");
+        apt.env("DEBIAN_FRONTEND", "noninteractive")
+            .args(["-qq", "-o", "Dpkg::Use-Pty=0"]);
+        apt
+    };
+    run("apt-get update", apt().arg("update"))?;
+    let mut install = apt();
+    install.args(["install", "--yes", "--no-install-recommends"]);
+    run("apt-get install", install.args(packages.split(' ')))?;
+    for each in missing {
+        ensure!(
+            is_there(each.program),
+            "the package {} is installed, and there is still no {}",
+            each.package,
+            each.program
+        );
+    }
+    Ok(())
+}
+
+/// /proc/self belongs to the effective user.
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
+/// In PATH, or where programs of the administrator lie, which is in no ordinary user's PATH.
+fn is_there(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain([Path::new("/usr/sbin").to_owned(), Path::new("/sbin").to_owned()])
+        .any(|folder| folder.join(program).is_file())
+}
