@@ -493,7 +493,7 @@ fn what_this_machine_cannot_run_is_refused_with_a_remedy() {
     for (flags, said) in [
         (
             &["--client-cpus", "999"][..],
-            &["--client-cpus", "999", "may be used here"][..],
+            &["--client-cpus", "999", "may be used are"][..],
         ),
         (&["--server-cpus", "0,999"], &["--server-cpus", "999"]),
         (&["--drain-cpus", "999"], &["--drain-cpus", "999"]),

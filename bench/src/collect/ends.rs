@@ -475,7 +475,7 @@ fn chosen(flag: &str, given: &[u32], usual: u32, allowed: &[u32]) -> anyhow::Res
     if let Some(cpu) = given.iter().find(|cpu| !allowed.contains(cpu)) {
         let allowed: Vec<_> = allowed.iter().map(u32::to_string).collect();
         bail!(
-            "{flag} names CPU {cpu}; those that may be used there are {}",
+            "{flag} names CPU {cpu}; those that may be used are {}",
             allowed.join(", ")
         );
     }
