@@ -66,6 +66,11 @@ pub mod kind {
     /// (`mm_vmscan_direct_reclaim_*`), 2 for its cgroup's limit (`mm_vmscan_memcg_reclaim_*`). The thread may have slept or
     /// been preempted inside.
     pub const RECLAIM: u8 = 21;
+    /// [`Socket`](super::Socket) out of which a thread takes data (`tcp_rcv_space_adjust`): `head.tid` is that thread, not a
+    /// bystander. Once per segment copied, so one read may leave several; states, sequence and bytes are zero.
+    pub const READ: u8 = 22;
+    /// [`Call`](super::Call) of a libssl function by a watched thread, from uprobes.
+    pub const CALL: u8 = 23;
     /// [`Loss`](super::Loss): records of one kind that could not be stored. Written by the drain.
     pub const LOSS: u8 = 31;
 }
@@ -249,6 +254,43 @@ pub mod pending {
     pub const REORDER: u32 = 6;
 }
 
+/// One call of a libssl function. `head.at_ns` is its return, `head.tid` the caller. The thread may have slept or been preempted
+/// inside; a call that was under way when the probes were attached leaves none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Call {
+    /// Return of the call, and who called.
+    pub head: Head,
+    /// Begin of the call, ns.
+    pub start_ns: u64,
+    /// The `SSL` it was called with: an address in that process, and an identity only until that is freed.
+    pub session: u64,
+    /// Which function: a value of [`function`].
+    pub function: u32,
+    /// What it returned.
+    pub returned: i32,
+    /// Zero.
+    pub reserved: [u64; 3],
+}
+
+/// Values of [`Call::function`]. A call may lie inside another: `SSL_accept` calls `SSL_do_handshake`.
+pub mod function {
+    /// `SSL_do_handshake`
+    pub const DO_HANDSHAKE: u32 = 1;
+    /// `SSL_accept`
+    pub const ACCEPT: u32 = 2;
+    /// `SSL_read`
+    pub const READ: u32 = 3;
+    /// `SSL_read_ex`
+    pub const READ_EX: u32 = 4;
+    /// `SSL_write`
+    pub const WRITE: u32 = 5;
+    /// `SSL_write_ex`
+    pub const WRITE_EX: u32 = 6;
+    /// `SSL_shutdown`
+    pub const SHUTDOWN: u32 = 7;
+}
+
 /// One beat of the per-CPU perf cpu-clock. A beat that is late by much says the CPU was away.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -299,7 +341,9 @@ macro_rules! assert_record {
         const _: () = assert!(size_of::<$name>() == RECORD_BYTES && align_of::<$name>() == 8);
     )* };
 }
-assert_record!(Switch, Wake, Span, Packet, Socket, Sleep, Beat, Rename, Loss);
+assert_record!(
+    Switch, Wake, Span, Packet, Socket, Sleep, Call, Beat, Rename, Loss
+);
 
 /// Where members lie in the running kernel's structs, in bytes; resolved by name from its BTF.
 ///

@@ -10,6 +10,7 @@
 mod drop;
 mod emit;
 mod interrupts;
+mod libssl;
 mod packets;
 mod read;
 mod scheduler;

@@ -63,6 +63,15 @@ fn tcp_receive_reset(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
+/// `(sock *sk)`, in the thread that has just copied data out of the socket.
+#[btf_tracepoint(function = "tcp_rcv_space_adjust")]
+fn tcp_rcv_space_adjust(ctx: BtfTracePointContext) -> i32 {
+    if let Some(record) = identity(ctx.arg(0)) {
+        store(&ctx, kind::READ, record);
+    }
+    0
+}
+
 /// `(timer_list *timer, unsigned long baseclk)`: only the two TCP timers, told apart by their function.
 #[btf_tracepoint(function = "timer_expire_entry")]
 fn timer_expire_entry(ctx: BtfTracePointContext) -> i32 {

@@ -11,6 +11,7 @@ pub mod exchange;
 pub mod fault;
 pub mod host;
 pub mod inventory;
+pub(crate) mod libssl;
 pub mod link;
 pub mod load;
 pub mod probes;

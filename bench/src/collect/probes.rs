@@ -7,6 +7,7 @@ use std::{
     ffi::c_void,
     fs, io,
     os::fd::{AsRawFd as _, BorrowedFd},
+    path::Path,
     ptr,
     sync::{
         Arc, Mutex, PoisonError,
@@ -26,7 +27,7 @@ use aya::{
 use aya_log::EbpfLogger;
 use pqtail_common::{ABSENT, CPU_WORDS, KINDS, Settings, kind};
 
-use super::{btf, symbols};
+use super::{btf, libssl, symbols};
 use crate::record::manifest::ProbeStatus;
 
 /// The compiled eBPF programs.
@@ -219,6 +220,11 @@ const GROUPS: &[&[Row]] = &[
         "resets received are only seen as segments on the wire",
     )],
     &[row(
+        "tcp_rcv_space_adjust",
+        SOCKET,
+        "which thread reads a connection, and when, is only known from stamps of our own server",
+    )],
+    &[row(
         "timer_expire_entry",
         TIMER,
         "delayed-ACK and retransmission timers are not seen: their waits count as network",
@@ -353,6 +359,16 @@ impl Probes {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&tid);
+    }
+
+    /// Records calls of libssl by the watched threads of one process, from now until the probes are dropped. The library is
+    /// `library`, a path as that process sees it, or where `None`, what it has mapped. Adds a row to [`Probes::status`] for
+    /// every function, and says whether all of them are attached.
+    pub fn attach_libssl(&mut self, pid: u32, library: Option<&Path>) -> bool {
+        let rows = libssl::attach(&mut self.ebpf, pid, library);
+        let whole = rows.iter().all(|row| row.attached);
+        self.status.extend(rows);
+        whole
     }
 
     /// Records that could not be stored since the programs were loaded, by CPU, then by [`kind`].
@@ -651,7 +667,7 @@ fn missing_details(resolved: &btf::Resolved, addresses: symbols::Addresses) -> V
 }
 
 /// An error in one line: the verifier's log ends with its verdict.
-fn explain(error: &ProgramError) -> String {
+pub(super) fn explain(error: &ProgramError) -> String {
     let text = match error {
         ProgramError::LoadError {
             io_error,
@@ -811,6 +827,8 @@ pub fn kind_name(kind: u8) -> String {
         kind::RENAME => "rename",
         kind::SLEEP => "sleep",
         kind::RECLAIM => "reclaim",
+        kind::READ => "read",
+        kind::CALL => "call",
         kind::LOSS => "loss",
         other => return format!("kind-{other}"),
     };
