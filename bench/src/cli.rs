@@ -5,7 +5,10 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    collect::run::RunOptions,
+    collect::{
+        nginx::Program,
+        run::{RunOptions, ServerChoice},
+    },
     plan::{Arm, Arrivals, Plan},
     truth::{Case, TruthOptions},
 };
@@ -67,6 +70,15 @@ pub struct RunArgs {
     /// Folder for results folders.
     #[arg(long, default_value = "results")]
     pub results: PathBuf,
+    /// Who serves: `embedded` (rustls, stamps of its own) or `nginx` (OpenSSL, told by uprobes and the kernel's records).
+    #[arg(long, value_enum, default_value_t = ServerName::Embedded)]
+    pub server: ServerName,
+    /// The nginx on the server's host, as it is called inside --nginx-root. It needs OpenSSL 3.5 for the post-quantum arms.
+    #[arg(long, default_value = "/usr/sbin/nginx")]
+    pub nginx: PathBuf,
+    /// Folder on the server's host with a file system of its own in which that nginx lives.
+    #[arg(long)]
+    pub nginx_root: Option<PathBuf>,
     /// Run between the two hosts of this inventory (TOML), reached by SSH, instead of on this machine.
     #[arg(long)]
     pub hosts: Option<PathBuf>,
@@ -103,6 +115,15 @@ pub struct RunArgs {
     /// No progress on stderr.
     #[arg(long)]
     pub quiet: bool,
+}
+
+/// Values of `--server`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ServerName {
+    /// The embedded server.
+    Embedded,
+    /// An nginx.
+    Nginx,
 }
 
 /// Flags of `analyze` and `fetch`.
@@ -201,7 +222,10 @@ impl RunArgs {
     pub fn options(self) -> RunOptions {
         RunOptions {
             plan: Plan {
-                scenario: "fresh-handshake".to_owned(),
+                scenario: match self.server {
+                    ServerName::Embedded => "fresh-handshake".to_owned(),
+                    ServerName::Nginx => "fresh-handshake-nginx".to_owned(),
+                },
                 arms: self.arms,
                 trials_per_arm: self.trials,
                 rate_hz: self.rate,
@@ -213,6 +237,13 @@ impl RunArgs {
                 probes: !self.no_probes,
             },
             results: self.results,
+            server: match self.server {
+                ServerName::Embedded => ServerChoice::Embedded,
+                ServerName::Nginx => ServerChoice::Nginx(Program {
+                    path: self.nginx,
+                    root: self.nginx_root,
+                }),
+            },
             hosts: self.hosts,
             binaries: self.binaries,
             client_cpus: self.client_cpus,

@@ -14,6 +14,7 @@ pub mod inventory;
 pub(crate) mod libssl;
 pub mod link;
 pub mod load;
+pub mod nginx;
 pub mod probes;
 pub mod run;
 pub mod serve;

@@ -6,3 +6,4 @@ pub mod cpu;
 pub mod gap;
 pub(crate) mod lasting;
 pub mod thread;
+pub mod witness;

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use crate::{
     cargo,
     debian::{self, Needed},
-    run, setup,
+    nginx, run, setup,
 };
 
 /// The eBPF crate builds for its own target only; the build script of `pqtail` compiles it. The fuzz targets need C++.
@@ -49,7 +49,13 @@ pub(crate) fn test() -> anyhow::Result<()> {
             ],
         )
     })?;
-    step("tests", || run("cargo test", cargo().arg("test").args(ORDINARY)))
+    let mut tests = cargo();
+    tests.arg("test").args(ORDINARY);
+    // As root only: nobody else can make it, and the tests that need it need root themselves.
+    if debian::is_root() {
+        tests.env("PQTAIL_NGINX_ROOT", nginx::provide()?);
+    }
+    step("tests", || run("cargo test", &mut tests))
 }
 
 fn clippy() -> Command {

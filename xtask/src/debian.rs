@@ -58,7 +58,7 @@ pub(crate) fn require(what_for: &str, needed: &[Needed]) -> anyhow::Result<()> {
 }
 
 /// /proc/self belongs to the effective user.
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt as _;
     std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }

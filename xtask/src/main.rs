@@ -3,6 +3,7 @@
 mod check;
 mod debian;
 mod fuzz;
+mod nginx;
 mod setup;
 
 use std::{
@@ -87,7 +88,11 @@ fn pqtail(subcommand: &str, passed_on: &PassedOn) -> anyhow::Result<()> {
 
     let binary = target.join("release/pqtail");
     let mut command = Command::new(&binary);
-    let failure = command.arg(subcommand).args(&passed_on.arguments).exec();
+    command.arg(subcommand).args(&passed_on.arguments);
+    if subcommand == "run" && nginx::is_wanted(&passed_on.arguments) {
+        command.arg("--nginx-root").arg(nginx::provide()?);
+    }
+    let failure = command.exec();
     Err(failure).with_context(|| format!("start {}", binary.display()))
 }
 

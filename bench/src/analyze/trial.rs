@@ -34,6 +34,7 @@ use crate::{
         cpu::{Cpus, Raw, seen_running},
         gap::Gaps,
         thread::Threads,
+        witness::witness,
     },
 };
 
@@ -79,6 +80,8 @@ struct Joined<'a> {
     measured: BTreeSet<u32>,
     steal_ns: BTreeMap<PathBuf, BTreeMap<u32, u64>>,
     connections: HashMap<Tuple, Vec<ConnectionStamps>>,
+    /// Calls of libssl for handshakes on connections of a foreign server, by when the first of the client's bytes was read.
+    handshakes: HashMap<(Tuple, u64), Vec<(u64, u64)>>,
     /// Whose a connection of the client is, by its first SYN: the request with the lowest number that it could belong to. Stamps
     /// that are damaged could claim one connection any number of times.
     owners: HashMap<(Tuple, HostNs), u32>,
@@ -124,6 +127,7 @@ struct Case<'a> {
     /// The same connection as the server's host saw it.
     there: Option<&'a View>,
     connection: Option<&'a ConnectionStamps>,
+    handshakes: &'a [(u64, u64)],
     crossings: Vec<Crossing>,
 }
 
@@ -139,13 +143,14 @@ impl<'a> Case<'a> {
 }
 
 impl<'a> Joined<'a> {
-    fn build(manifest: &'a Manifest, recorded: Recorded) -> Self {
+    fn build(manifest: &'a Manifest, mut recorded: Recorded) -> Self {
         let ports: BTreeSet<u16> = recorded
             .requests
             .iter()
             .map(|request| request.remote_port)
             .collect();
         let ports: Vec<u16> = ports.into_iter().collect();
+        let handshakes = witness_connections(manifest, &mut recorded, &ports);
         let mut client_machine = Rc::default();
         let mut server_machine = Rc::default();
         let mut steal_ns = BTreeMap::new();
@@ -187,7 +192,7 @@ impl<'a> Joined<'a> {
                 .push(connection);
         }
         for list in connections.values_mut() {
-            list.sort_unstable_by_key(|each| each.accepted_ns);
+            list.sort_unstable_by_key(first_act);
         }
         let measured = manifest
             .client
@@ -206,6 +211,7 @@ impl<'a> Joined<'a> {
             measured,
             steal_ns,
             connections,
+            handshakes,
             owners: HashMap::new(),
         };
         joined.find_owners();
@@ -268,16 +274,18 @@ impl<'a> Joined<'a> {
         let connection = there.and_then(|there| {
             let begin = there.begin()?.0;
             let list = self.connections.get(&tuple)?;
-            list.get(list.partition_point(|each| each.accepted_ns < begin))
+            list.get(list.partition_point(|each| first_act(each) < begin))
         });
         let crossings = match (view, there) {
             (Some(here), Some(there)) => crossings(here, there, HostNs(request.done_ns)),
             _ => Vec::new(),
         };
+        let handshakes = connection.and_then(|each| self.handshakes.get(&(tuple, each.first_byte_ns)));
         Case {
             view,
             there,
             connection,
+            handshakes: handshakes.map_or(&[][..], Vec::as_slice),
             crossings,
         }
     }
@@ -289,7 +297,13 @@ impl<'a> Joined<'a> {
         } else {
             &case.crossings[..]
         };
-        intervals(request, case.connection, crossings, self.alignment.as_ref())
+        intervals(
+            request,
+            case.connection,
+            case.handshakes,
+            crossings,
+            self.alignment.as_ref(),
+        )
     }
 
     /// Splits every interval of a request.
@@ -572,6 +586,41 @@ impl<'a> Joined<'a> {
                 )
             })
             .unzip()
+    }
+}
+
+/// Stands in for the stamps of a server that takes none: what the kernel's records tell. Returns its calls of libssl for handshakes.
+fn witness_connections(
+    manifest: &Manifest,
+    recorded: &mut Recorded,
+    ports: &[u16],
+) -> HashMap<(Tuple, u64), Vec<(u64, u64)>> {
+    let server = &manifest.server;
+    let records = server
+        .kernel
+        .as_ref()
+        .and_then(|folder| recorded.kernels.get(folder));
+    let mut handshakes = HashMap::new();
+    if !recorded.connections.is_empty() {
+        return handshakes;
+    }
+    let Some(records) = records else {
+        return handshakes;
+    };
+    for seen in witness(records, server.netns, ports, &server.threads) {
+        let key = (server_tuple(&seen.stamps), seen.stamps.first_byte_ns);
+        handshakes.insert(key, seen.handshakes);
+        recorded.connections.push(seen.stamps);
+    }
+    handshakes
+}
+
+/// The first that is known of a connection; when a foreign server accepted it is not.
+fn first_act(connection: &ConnectionStamps) -> u64 {
+    if connection.accepted_ns > 0 {
+        connection.accepted_ns
+    } else {
+        connection.first_byte_ns
     }
 }
 

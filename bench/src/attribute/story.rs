@@ -90,10 +90,12 @@ impl Chain {
 }
 
 /// The chain of one finished request, from its intended start to its last byte. The intervals join without gap or overlap.
+/// `handshakes` are calls of libssl on the server's clock, ns, in order; empty where they are not known apart from its other work.
 #[must_use]
 pub fn intervals(
     request: &RequestStamps,
     connection: Option<&ConnectionStamps>,
+    handshakes: &[(u64, u64)],
     crossings: &[Crossing],
     alignment: Option<&Alignment>,
 ) -> Vec<Interval> {
@@ -161,7 +163,9 @@ pub fn intervals(
                     (Some(_), Some(at)) => sent(crossing, at),
                     _ => out,
                 };
-                turn(&mut chain, request, connection, alignment, before, worked, number);
+                turn(
+                    &mut chain, request, connection, handshakes, alignment, before, worked, number,
+                );
                 chain.to(out, "held back until the delayed ACK", Owner::Held);
             }
             // A flight of the server that no flight of the client called for: who held it is not known.
@@ -218,10 +222,15 @@ pub fn intervals(
 }
 
 /// The time between a flight's arrival and the answer's departure: noticing it, then working on it.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "all that is known of a request meets here"
+)]
 fn turn(
     chain: &mut Chain,
     request: &RequestStamps,
     connection: Option<&ConnectionStamps>,
+    handshakes: &[(u64, u64)],
     alignment: &Alignment,
     before: &Crossing,
     out: RunNs,
@@ -246,7 +255,8 @@ fn turn(
                 chain.to(out, "server's work (no stamps)", Owner::Unknown);
                 return;
             };
-            if number == 1 {
+            // A foreign server's is not known, and then nothing is laid to the accept queue.
+            if number == 1 && connection.accepted_ns > 0 {
                 let queued = Owner::Queued {
                     side: Side::Server,
                     tid: connection.worker_tid,
@@ -267,6 +277,22 @@ fn turn(
     match noticed {
         Some(noticed) if noticed <= out => {
             chain.to(noticed, names.0, Owner::Waiting { side, tid, cpu });
+            if side == Side::Server {
+                for &(start_ns, end_ns) in handshakes {
+                    let (start, end) = (
+                        alignment.server(HostNs(start_ns)),
+                        alignment.server(HostNs(end_ns)),
+                    );
+                    if end > noticed && start < out {
+                        chain.to(start, names.1, Owner::Active { side, tid });
+                        chain.to(
+                            end.min(out),
+                            "server: SSL_do_handshake",
+                            Owner::Active { side, tid },
+                        );
+                    }
+                }
+            }
             chain.to(out, names.1, Owner::Active { side, tid });
         }
         // Read before all of it had arrived: the rest was taken up inside, and a sleep there is a wait for it.

@@ -24,6 +24,7 @@ use super::{
     drain::Drain,
     host, link,
     load::{Load, LoadSettings, Progress, TrialOutcome},
+    nginx::{Nginx, NginxSettings, Program},
     probes::{ProbeSettings, Probes},
     serve::{ServeSettings, Server},
     tls::Identity,
@@ -38,7 +39,7 @@ use crate::{
 };
 
 /// Version of the protocol; both sides must have the same.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// What the controller asks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -75,6 +76,21 @@ pub enum Order {
         /// Folder for recordings.
         folder: PathBuf,
     },
+    /// Start nginx as the server, and answer for it.
+    ServeNginx {
+        /// Which nginx, on this host.
+        program: Program,
+        /// Address to listen on.
+        address: IpAddr,
+        /// One port per arm.
+        ports: Vec<(Arm, u16)>,
+        /// One process per CPU.
+        cpus: Vec<u32>,
+        /// Certificate and key.
+        identity: Identity,
+        /// Folder for recordings, and for the configuration.
+        folder: PathBuf,
+    },
     /// Become the load generator.
     Load {
         /// The server's address.
@@ -98,6 +114,8 @@ pub enum Order {
         cpus: Vec<u32>,
         /// Threads whose wake-ups are recorded.
         threads: Vec<u32>,
+        /// Processes whose calls of libssl are recorded: those of a server that takes no stamps itself.
+        libssl_of: Vec<u32>,
         /// CPUs for the drain; none are to spare if empty.
         drain_cpus: Vec<u32>,
         /// Period of the heartbeat, ns; 0 for none.
@@ -171,6 +189,7 @@ pub struct Met {
 enum Role {
     None,
     Serve(Server, PathBuf),
+    Nginx(Nginx, PathBuf),
     Load(Load, PathBuf),
     Probe(Box<(Probes, Drain)>, PathBuf, CpuTicks),
 }
@@ -212,7 +231,7 @@ pub fn run() -> anyhow::Result<()> {
     match &mut role {
         Role::Serve(server, _) => drop(server.end_trial()),
         Role::Probe(probe, ..) => drop(probe.1.end_trial()),
-        Role::None | Role::Load(..) => {}
+        Role::None | Role::Load(..) | Role::Nginx(..) => {}
     }
     Ok(())
 }
@@ -346,6 +365,30 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
             Answer::Threads(tids)
         }
         (
+            Order::ServeNginx {
+                program,
+                address,
+                ports,
+                cpus,
+                identity,
+                folder: path,
+            },
+            _,
+        ) => {
+            folder(&path)?;
+            let nginx = Nginx::start(&NginxSettings {
+                program,
+                address,
+                ports,
+                cpus,
+                identity,
+                folder: path.clone(),
+            })?;
+            let tids = nginx.worker_tids();
+            *role = Role::Nginx(nginx, path);
+            Answer::Threads(tids)
+        }
+        (
             Order::Load {
                 server,
                 ports,
@@ -373,6 +416,7 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
                 ports,
                 cpus,
                 threads,
+                libssl_of,
                 drain_cpus,
                 heartbeat_ns,
                 ring_bytes,
@@ -391,6 +435,10 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
             for tid in threads {
                 probes.watch_thread(tid)?;
             }
+            for pid in libssl_of {
+                // What is not attached is in the status, with its consequence.
+                let _ = probes.attach_libssl(pid, None);
+            }
             let drain = Drain::start(&mut probes, (!drain_cpus.is_empty()).then_some(drain_cpus))?;
             let status = probes.status().to_vec();
             *role = Role::Probe(Box::new((probes, drain)), path, CpuTicks::default());
@@ -399,6 +447,11 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
         (Order::Begin { trial }, Role::Serve(server, path)) => {
             host::require_room(path)?;
             server.begin_trial(&recording(path, stream_name::CONNECTIONS, trial), trial)?;
+            Answer::Done
+        }
+        (Order::Begin { trial }, Role::Nginx(nginx, path)) => {
+            host::require_room(path)?;
+            nginx.begin_trial(&recording(path, stream_name::CONNECTIONS, trial), trial)?;
             Answer::Done
         }
         (Order::Begin { trial }, Role::Probe(probe, path, ticks)) => {
@@ -411,6 +464,10 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
         }
         (Order::End, Role::Serve(server, _)) => {
             let (written, cpu_ns) = server.end_trial()?;
+            Answer::Served(written, cpu_ns)
+        }
+        (Order::End, Role::Nginx(nginx, _)) => {
+            let (written, cpu_ns) = nginx.end_trial()?;
             Answer::Served(written, cpu_ns)
         }
         (Order::End, Role::Probe(probe, _, before)) => {

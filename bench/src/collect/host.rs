@@ -266,7 +266,10 @@ fn tick_rows(stat: &str) -> BTreeMap<u32, CpuTickRow> {
 pub fn thread_cpu_ns(tid: u32) -> Option<u64> {
     // include/linux/posix-timers_types.h (v6.12): a CPU clock is the inverted id, shifted, with "per thread" (4) and
     // "scheduler time" (2). The C library offers it for its own handles only, but recorded threads are known by tid.
-    let clock = (!tid.cast_signed() << 3) | 4 | 2;
+    clock_ns((!tid.cast_signed() << 3) | 4 | 2)
+}
+
+fn clock_ns(clock: libc::clockid_t) -> Option<u64> {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -274,6 +277,13 @@ pub fn thread_cpu_ns(tid: u32) -> Option<u64> {
     // SAFETY: `time` is a valid timespec; an unknown clock is an error, not undefined.
     let outcome = unsafe { libc::clock_gettime(clock, &raw mut time) };
     (outcome == 0).then(|| time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned())
+}
+
+/// CPU time of all threads of a process, which may be another than this one, ns; `None` once it has ended.
+#[must_use]
+pub fn process_cpu_ns(pid: u32) -> Option<u64> {
+    // As in `thread_cpu_ns`, without "per thread": only such a clock may be another process's.
+    clock_ns((!pid.cast_signed() << 3) | 2)
 }
 
 /// Inode number of this thread's network namespace, as kernel records name it; `None` without /proc.

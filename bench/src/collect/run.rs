@@ -15,6 +15,7 @@ use super::{
     ends::{self, Ends, Place},
     host::{DISK_RESERVE_BYTES, free_bytes},
     load::{Progress, TrialOutcome},
+    nginx::Program,
     tls::Identity,
 };
 use crate::{
@@ -33,6 +34,8 @@ pub struct RunOptions {
     pub plan: Plan,
     /// Folder of results folders.
     pub results: PathBuf,
+    /// Who serves.
+    pub server: ServerChoice,
     /// Inventory of the two hosts; `None` for two network namespaces of this machine.
     pub hosts: Option<PathBuf>,
     /// Folder with `pqtail-<architecture>` for the hosts; `None` for this very program.
@@ -55,18 +58,38 @@ pub struct RunOptions {
     pub quiet: bool,
 }
 
+/// Who serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerChoice {
+    /// The embedded server, which takes stamps of its own.
+    Embedded,
+    /// An nginx, told by the kernel's records alone.
+    Nginx(Program),
+}
+
 /// Runs the plan. The results folder holds a manifest from the first moment; the run's status says how it ended.
 ///
 /// # Errors
 /// When nothing could be run at all. A run that was cut is no error here: its manifest says so.
 pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<PathBuf> {
     options.plan.validate()?;
+    ensure!(
+        options.faults.is_none() || options.server == ServerChoice::Embedded,
+        "--faults are committed by the embedded server only: leave out --server"
+    );
     let last = u32::from(options.port) + options.plan.arms.len() as u32 - 1;
     ensure!(
         options.port > 0 && last <= 65_535,
         "--port {} leaves no room for the arms' ports",
         options.port
     );
+    if let ServerChoice::Nginx(Program { root: Some(root), .. }) = &options.server {
+        ensure!(
+            root.is_absolute(),
+            "--nginx-root {}: name it with its whole path, which the server's end finds from any folder",
+            root.display()
+        );
+    }
     ends::check(options)?;
     // Agents get their folders as they are; theirs may be another working directory.
     let folder = std::path::absolute(results_folder(options)?)?;
@@ -350,14 +373,8 @@ fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> any
         .map(|&arm| (arm, plan.port(options.port, arm)))
         .collect();
     let identity = Identity::generate()?;
-    let server_threads = ends.server.threads(&Order::Serve {
-        address: ends.server_at.address,
-        ports: ports.clone(),
-        cpus: ends.server_at.cpus.clone(),
-        identity: identity.clone(),
-        faults: options.faults.clone(),
-        folder: ends.server_at.folder.join(SERVER_STAMPS),
-    })?;
+    let order = serve(options, &ends.server_at, &ports, &identity);
+    let server_threads = ends.server.threads(&order)?;
     let client_threads = ends.load.threads(&Order::Load {
         server: ends.server_at.address,
         ports: ports.clone(),
@@ -374,6 +391,10 @@ fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> any
     for recorder in &mut ends.recorders {
         let (mut cpus, mut threads) = (Vec::new(), Vec::new());
         let mut folder = PathBuf::new();
+        let mut libssl_of = Vec::new();
+        if options.server != ServerChoice::Embedded && ends.server_at.kernel == recorder.kernel {
+            libssl_of.clone_from(&server_threads);
+        }
         for (place, tids) in of_ends {
             if place.kernel == recorder.kernel {
                 cpus.extend(&place.cpus);
@@ -387,6 +408,7 @@ fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> any
             ports: ports.iter().map(|(_, port)| *port).collect(),
             cpus,
             threads,
+            libssl_of,
             drain_cpus: recorder.drain_cpus.clone(),
             heartbeat_ns: options.heartbeat_ns,
             ring_bytes: options.ring_bytes,
@@ -410,6 +432,30 @@ fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> any
     manifest.client = end(&ends.client_at, client_threads, CLIENT_STAMPS);
     manifest.server = end(&ends.server_at, server_threads, SERVER_STAMPS);
     Ok(())
+}
+
+/// What makes the server's end a server.
+fn serve(options: &RunOptions, at: &Place, ports: &[(Arm, u16)], identity: &Identity) -> Order {
+    let (address, ports, cpus, identity) = (at.address, ports.to_vec(), at.cpus.clone(), identity.clone());
+    let folder = at.folder.join(SERVER_STAMPS);
+    match &options.server {
+        ServerChoice::Embedded => Order::Serve {
+            address,
+            ports,
+            cpus,
+            identity,
+            faults: options.faults.clone(),
+            folder,
+        },
+        ServerChoice::Nginx(program) => Order::ServeNginx {
+            program: program.clone(),
+            address,
+            ports,
+            cpus,
+            identity,
+            folder,
+        },
+    }
 }
 
 /// What is not seen in this run, and so not in its report.
@@ -478,6 +524,7 @@ pub(super) mod tests {
                 probes: true,
             },
             results: PathBuf::new(),
+            server: ServerChoice::Embedded,
             hosts: None,
             binaries: None,
             client_cpus: Vec::new(),

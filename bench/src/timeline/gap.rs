@@ -95,7 +95,7 @@ fn joined(mut windows: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
 
 /// Whether records of this kind belong to connections, not to threads and CPUs.
 const fn is_of_connections(kind: u8) -> bool {
-    matches!(kind, kind::TRANSMIT..=kind::WRITE_TIMER)
+    matches!(kind, kind::TRANSMIT..=kind::WRITE_TIMER | kind::READ)
 }
 
 #[cfg(test)]

@@ -1,0 +1,386 @@
+//! nginx as the server: one process per CPU, with a configuration of ours that asks of it what the embedded server does.
+//!
+//! Every process is a whole nginx without a master (`master_process off`): it is a child of ours that dies with us, its one thread
+//! is known from the start, and the kernel spreads the connections over them as over the embedded server's workers
+//! (`SO_REUSEPORT`). What it does with a connection is the same code.
+
+use std::{
+    ffi::CString,
+    fmt::Write as _,
+    fs, io,
+    net::{IpAddr, SocketAddr},
+    os::unix::{ffi::OsStrExt as _, fs::OpenOptionsExt as _, process::CommandExt as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{child, host::process_cpu_ns, tls::Identity};
+use crate::{
+    plan::Arm,
+    record::{
+        stamps::ConnectionStamps,
+        stream::{StreamKind, Writer, Written},
+    },
+};
+
+/// How long nginx may take until it listens.
+const START_MAX: Duration = Duration::from_secs(20);
+const START_POLL: Duration = Duration::from_millis(5);
+
+/// Lines of the error log that an error shows.
+const LOG_LINES: usize = 8;
+
+const ERROR_LOG: &str = "error.log";
+const KEY: &str = "key.pem";
+
+/// Which nginx.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// The executable, as it is called inside `root`.
+    pub path: PathBuf,
+    /// Folder with the file system that it lives in; `None` for the host's own.
+    pub root: Option<PathBuf>,
+}
+
+/// Where and how to serve.
+#[derive(Clone, Debug)]
+pub struct NginxSettings {
+    /// Which nginx.
+    pub program: Program,
+    /// Address to listen on.
+    pub address: IpAddr,
+    /// One port per arm.
+    pub ports: Vec<(Arm, u16)>,
+    /// One process per CPU, pinned to it.
+    pub cpus: Vec<u32>,
+    /// Certificate and key.
+    pub identity: Identity,
+    /// Where the configuration and the error log go.
+    pub folder: PathBuf,
+}
+
+/// Running nginx processes. They end with this value, and with the thread that started them.
+#[derive(Debug)]
+pub struct Nginx {
+    folder: PathBuf,
+    children: Vec<Child>,
+    recording: Option<Writer<ConnectionStamps>>,
+    cpu_ns_before: u64,
+}
+
+impl Nginx {
+    /// Writes the configuration, starts the processes and returns once all listen. Call it from a thread that outlives them.
+    ///
+    /// # Errors
+    /// When there is no such nginx, it cannot do an arm, or it does not start; then with the end of its error log.
+    pub fn start(settings: &NginxSettings) -> anyhow::Result<Self> {
+        let text = configuration(settings)?;
+        ensure!(
+            !settings.cpus.is_empty(),
+            "the server has no CPU: name at least one with --server-cpus"
+        );
+        let folder = settings.folder.join("nginx");
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+        let write = |name: &str, mode: u32, text: &str| {
+            let path = folder.join(name);
+            let file = fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(mode)
+                .open(&path);
+            file.and_then(|mut file| io::Write::write_all(&mut file, text.as_bytes()))
+                .with_context(|| format!("write {}", path.display()))
+        };
+        write("nginx.conf", 0o644, &text)?;
+        write(
+            "certificate.pem",
+            0o644,
+            &pem("CERTIFICATE", &settings.identity.certificate),
+        )?;
+        write(KEY, 0o600, &pem("PRIVATE KEY", &settings.identity.key))?;
+        let mut nginx = Self {
+            folder,
+            children: Vec::new(),
+            recording: None,
+            cpu_ns_before: 0,
+        };
+        for &cpu in &settings.cpus {
+            let child = nginx.spawn(&settings.program, cpu)?;
+            nginx.children.push(child);
+            nginx.await_listening(cpu)?;
+        }
+        // It is in their memory now, and nobody else's business.
+        let _ = fs::remove_file(nginx.folder.join(KEY));
+        Ok(nginx)
+    }
+
+    fn spawn(&self, program: &Program, cpu: u32) -> anyhow::Result<Child> {
+        let mut command = Command::new(&program.path);
+        // All paths are relative to the folder, which stays the working directory also where the root is another.
+        command
+            .args(["-p", "./", "-c", "nginx.conf", "-e", ERROR_LOG, "-g"])
+            .arg(format!("pid {};", pid_file(cpu)))
+            .current_dir(&self.folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        child::tie_apart(&mut command);
+        if let Some(root) = &program.root {
+            let path = CString::new(root.as_os_str().as_bytes()).context("--nginx-root holds a zero byte")?;
+            let enter = move || {
+                // SAFETY: a valid path.
+                match unsafe { libc::chroot(path.as_ptr()) } {
+                    0 => Ok(()),
+                    _ => Err(io::Error::last_os_error()),
+                }
+            };
+            // SAFETY: one system call, and an error built from its number.
+            unsafe { command.pre_exec(enter) };
+        }
+        let child = command.spawn().with_context(|| {
+            let root = program.root.as_deref().unwrap_or_else(|| Path::new("/"));
+            format!(
+                "start {} in {}: name an nginx with --nginx, or the file system it lives in with --nginx-root (`cargo xtask run \
+                 --server nginx` provides one)",
+                program.path.display(),
+                root.display()
+            )
+        })?;
+        let mut set = CpuSet::new();
+        let pinned = set
+            .set(cpu as usize)
+            .and_then(|()| sched_setaffinity(Pid::from_raw(child.id().cast_signed()), &set));
+        if let Err(error) = pinned {
+            let mut child = child;
+            end(&mut child);
+            bail!("pin nginx to CPU {cpu}: {error}: is it online, and in this process's cpuset?");
+        }
+        Ok(child)
+    }
+
+    /// nginx writes its process id once its sockets listen.
+    fn await_listening(&mut self, cpu: u32) -> anyhow::Result<()> {
+        let deadline = Instant::now() + START_MAX;
+        let path = self.folder.join(pid_file(cpu));
+        while fs::read_to_string(&path).map_or(0, |text| text.trim().len()) == 0 {
+            self.require_alive()?;
+            ensure!(
+                Instant::now() < deadline,
+                "nginx does not listen after {} s{}",
+                START_MAX.as_secs(),
+                self.last_words()
+            );
+            thread::sleep(START_POLL);
+        }
+        Ok(())
+    }
+
+    /// An error with the end of its log if a process has ended.
+    ///
+    /// # Errors
+    /// When one has.
+    fn require_alive(&mut self) -> anyhow::Result<()> {
+        for index in 0..self.children.len() {
+            if let Some(status) = self.children[index].try_wait()? {
+                bail!("nginx has ended ({status}){}", self.last_words());
+            }
+        }
+        Ok(())
+    }
+
+    fn last_words(&self) -> String {
+        let log = fs::read_to_string(self.folder.join(ERROR_LOG)).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let last = &lines[lines.len().saturating_sub(LOG_LINES)..];
+        if last.is_empty() {
+            "; it said nothing".to_owned()
+        } else {
+            format!("; it said:\n{}", last.join("\n"))
+        }
+    }
+
+    /// The one thread of each process, in the order of the CPUs.
+    #[must_use]
+    pub fn worker_tids(&self) -> Vec<u32> {
+        self.children.iter().map(Child::id).collect()
+    }
+
+    /// Begins a trial. The recording of connections stays empty: what nginx did is told by the kernel's records.
+    ///
+    /// # Errors
+    /// When a process has ended, or the recording cannot be created.
+    pub fn begin_trial(&mut self, recording: &Path, trial: u32) -> anyhow::Result<()> {
+        self.require_alive()?;
+        self.recording = Some(Writer::create(recording, StreamKind::Connections, trial)?);
+        self.cpu_ns_before = self.cpu_ns();
+        Ok(())
+    }
+
+    /// Ends a trial and returns the size of the empty recording and the CPU time of the processes in it, ns.
+    ///
+    /// # Errors
+    /// When a process has ended meanwhile, or the disk took no more.
+    pub fn end_trial(&mut self) -> anyhow::Result<(Written, u64)> {
+        let cpu_ns = self.cpu_ns().saturating_sub(self.cpu_ns_before);
+        let written = self.recording.take().context("no trial has begun")?.finish()?;
+        self.require_alive()?;
+        Ok((written, cpu_ns))
+    }
+
+    fn cpu_ns(&self) -> u64 {
+        self.worker_tids().into_iter().filter_map(process_cpu_ns).sum()
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        self.children.iter_mut().for_each(end);
+        let _ = fs::remove_file(self.folder.join(KEY));
+        // Empty, as no request had a body, and there only if it got so far.
+        let _ = fs::remove_dir(self.folder.join(SPOOL));
+    }
+}
+
+/// It holds nothing that an orderly end would save.
+fn end(child: &mut Child) {
+    // Both fail only if it has ended before.
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+const SPOOL: &str = "spool";
+
+fn pid_file(cpu: u32) -> String {
+    format!("nginx-{cpu}.pid")
+}
+
+/// The group that OpenSSL 3.5 has under this name. Which share the client sends decides the rest.
+fn group(arm: Arm) -> anyhow::Result<&'static str> {
+    Ok(match arm {
+        Arm::X25519 | Arm::PqOfferedClassicalChosen => "X25519",
+        Arm::X25519mlkem768 | Arm::HelloRetry => "X25519MLKEM768",
+        Arm::Secp256r1mlkem768 => "SecP256r1MLKEM768",
+        Arm::Mlkem768 => "MLKEM768",
+        Arm::NoCrypto => bail!(
+            "the arm {arm} is a plain exchange of bytes that only the embedded server can do: leave it out, or take --server embedded"
+        ),
+    })
+}
+
+/// Everything that costs time on one side alone is off: tickets, resumption, access log, keep-alive.
+fn configuration(settings: &NginxSettings) -> anyhow::Result<String> {
+    let mut servers = String::new();
+    for &(arm, port) in &settings.ports {
+        let listen = SocketAddr::new(settings.address, port);
+        let group = group(arm)?;
+        write!(
+            servers,
+            "    server {{\n        listen {listen} ssl reuseport backlog=4096;\n        ssl_ecdh_curve {group};\n        \
+             location / {{ return 200 \"OK\\n\"; }}\n    }}\n"
+        )?;
+    }
+    Ok(format!(
+        "# Written by pqtail {version}.\n\
+         daemon off;\nmaster_process off;\nworker_processes 1;\nerror_log {ERROR_LOG} warn;\n\
+         events {{\n    worker_connections 8192;\n}}\n\
+         http {{\n    access_log off;\n    server_tokens off;\n    default_type text/plain;\n    keepalive_timeout 0;\n    \
+         tcp_nodelay on;\n    \
+         client_body_temp_path {SPOOL};\n    proxy_temp_path {SPOOL};\n    fastcgi_temp_path {SPOOL};\n    \
+         uwsgi_temp_path {SPOOL};\n    scgi_temp_path {SPOOL};\n    \
+         ssl_certificate certificate.pem;\n    ssl_certificate_key {KEY};\n    \
+         ssl_protocols TLSv1.3;\n    ssl_conf_command Ciphersuites TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256;\n    \
+         ssl_conf_command NumTickets 0;\n    ssl_session_tickets off;\n    ssl_session_cache off;\n    ssl_early_data off;\n\
+         {servers}}}\n",
+        version = crate::VERSION,
+    ))
+}
+
+/// RFC 7468.
+fn pem(label: &str, der: &[u8]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut body = String::new();
+    for three in der.chunks(3) {
+        let word = three
+            .iter()
+            .chain(&[0; 2])
+            .take(3)
+            .fold(0u32, |word, &byte| word << 8 | u32::from(byte));
+        for position in 0..4 {
+            let symbol = ALPHABET[(word >> (18 - 6 * position) & 63) as usize];
+            body.push(if position <= three.len() {
+                char::from(symbol)
+            } else {
+                '='
+            });
+        }
+        // 16 groups of three bytes are a line.
+        if body.len() % 65 == 64 {
+            body.push('\n');
+        }
+    }
+    format!(
+        "-----BEGIN {label}-----\n{}\n-----END {label}-----\n",
+        body.trim_end()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(ports: Vec<(Arm, u16)>) -> NginxSettings {
+        NginxSettings {
+            program: Program {
+                path: PathBuf::from("/usr/sbin/nginx"),
+                root: None,
+            },
+            address: IpAddr::from([10, 77, 0, 2]),
+            ports,
+            cpus: vec![1],
+            identity: Identity {
+                certificate: Vec::new(),
+                key: Vec::new(),
+            },
+            folder: PathBuf::new(),
+        }
+    }
+
+    #[test]
+    fn every_arm_has_its_port_and_its_group() {
+        let text = configuration(&settings(vec![(Arm::X25519, 8443), (Arm::HelloRetry, 8444)])).unwrap();
+        let (first, second) = text.split_once("10.77.0.2:8444 ssl reuseport").unwrap();
+        assert!(first.contains("10.77.0.2:8443 ssl reuseport") && first.contains("ssl_ecdh_curve X25519;"));
+        assert!(second.contains("ssl_ecdh_curve X25519MLKEM768;"));
+    }
+
+    #[test]
+    fn an_arm_without_tls_is_refused_with_the_remedy() {
+        let error = configuration(&settings(vec![(Arm::NoCrypto, 8443)])).unwrap_err();
+        assert!(error.to_string().contains("no-crypto") && error.to_string().contains("--server embedded"));
+    }
+
+    #[test]
+    fn pem_is_base64_in_lines_of_64() {
+        assert_eq!(
+            pem("X", b"pqtail!"),
+            "-----BEGIN X-----\ncHF0YWlsIQ==\n-----END X-----\n"
+        );
+        assert_eq!(
+            pem("X", b"pqtail"),
+            "-----BEGIN X-----\ncHF0YWls\n-----END X-----\n"
+        );
+        let long = pem("X", &[0; 100]);
+        let lines: Vec<_> = long.lines().map(str::len).collect();
+        assert_eq!(lines[1..lines.len() - 1], [64, 64, 8]);
+    }
+}
