@@ -165,6 +165,7 @@ fn make(kernel: Kernel, folder: &Path) -> anyhow::Result<PathBuf> {
     eprintln!("vm: getting the user land for it (Debian {USER_LAND})");
     extract(kernel, USER_LAND, &PACKAGES, &tree)?;
     eprintln!("vm: packing the image");
+    link_lib(&boot)?;
     let version = only_entry(&boot.join("lib/modules"))?;
     let vmlinuz = boot.join(format!("boot/vmlinuz-{version}"));
     fs::copy(&vmlinuz, made.join("vmlinuz")).with_context(|| format!("copy {}", vmlinuz.display()))?;
@@ -194,6 +195,15 @@ fn extract(kernel: Kernel, release: &str, packages: &[&str], folder: &Path) -> a
     )
 }
 
+/// Kernels from Debian 13 on are packaged below `usr/lib` only, and no package here brings the link that depmod goes by.
+fn link_lib(boot: &Path) -> anyhow::Result<()> {
+    let link = boot.join("lib");
+    if link.exists() {
+        return Ok(());
+    }
+    symlink("usr/lib", &link).with_context(|| format!("link {}", link.display()))
+}
+
 fn only_entry(folder: &Path) -> anyhow::Result<String> {
     let names: Vec<String> = fs::read_dir(folder)
         .with_context(|| format!("read {}", folder.display()))?
@@ -213,8 +223,14 @@ fn modules(boot: &Path, version: &str, folder: &Path) -> anyhow::Result<()> {
     let below = boot.join("lib/modules").join(version);
     let needs = below.join("modules.dep");
     let needs = fs::read_to_string(&needs).with_context(|| format!("read {}", needs.display()))?;
+    let built_in = below.join("modules.builtin");
+    let built_in = fs::read_to_string(&built_in).with_context(|| format!("read {}", built_in.display()))?;
     let mut order: Vec<String> = Vec::new();
     for wanted in MODULES {
+        // 6.12 has its bus built in, 6.1 as a module.
+        if built_in.lines().any(|module| bare(module) == wanted) {
+            continue;
+        }
         let (module, needed) = needs
             .lines()
             .filter_map(|line| line.split_once(':'))
