@@ -92,7 +92,7 @@ pub struct Names<'a> {
     pub threads: &'a Threads,
     /// Its interrupts, drop reasons and system calls.
     pub facts: &'a HostFacts,
-    /// Kernel functions by distance from `_text`, if they were named.
+    /// Kernel functions by distance from `_stext`, if they were named.
     pub functions: Option<&'a BTreeMap<u32, String>>,
 }
 
