@@ -3,6 +3,7 @@
 mod check;
 mod debian;
 mod fuzz;
+mod infra;
 mod setup;
 
 use std::{
@@ -47,6 +48,12 @@ enum Task {
     Test,
     /// Feeds hostile input to what reads recordings, until something breaks or the time is up (needs a C++ compiler)
     Fuzz(fuzz::FuzzOptions),
+    /// Makes two hosts at a cloud provider: shows what they cost and asks first (needs Terraform and an account)
+    Up(infra::UpOptions),
+    /// Waits until both hosts are set up, and pins their host keys
+    WaitReady(infra::WaitReadyOptions),
+    /// Destroys the two hosts and asks the provider whether anything is left
+    Down(infra::DownOptions),
 }
 
 #[derive(clap::Args)]
@@ -65,6 +72,9 @@ fn main() -> anyhow::Result<()> {
         Task::Fetch(passed_on) => pqtail("fetch", &passed_on),
         Task::Test => check::test(),
         Task::Fuzz(options) => fuzz::fuzz(&options),
+        Task::Up(options) => infra::up(&options),
+        Task::WaitReady(options) => infra::wait_ready(&options),
+        Task::Down(options) => infra::down(&options),
     }
 }
 
