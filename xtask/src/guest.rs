@@ -188,6 +188,8 @@ impl Guest {
                 &format!("virtio-net-pci,netdev=measured,mac=52:54:00:{octet}:00:02"),
             ])
             .stdin(Stdio::null());
+        // Ctrl-C is for the run between the guests, which brings home what it has before they go.
+        command.process_group(0);
         // SAFETY: prctl is a system call; nothing is allocated or locked.
         unsafe { command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?)) };
         let emulator = command

@@ -1,16 +1,32 @@
-//! `cargo xtask run`: on this machine, or between two hosts for which it then builds.
+//! `cargo xtask run`: on this machine, or between two hosts for which it then builds: those that `--hosts` names, else those that
+//! `cargo xtask up` has made and `down` has not yet destroyed.
 
 use std::{ffi::OsString, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, bail};
 
-use crate::{PassedOn, build, cross, cross::Architecture, output, pqtail};
+use crate::{PassedOn, build, cross, cross::Architecture, output, pqtail, root};
+
+/// Our own flag: on this machine, whatever is up.
+const HERE: &str = "--here";
 
 /// Builds what the run needs, and becomes `pqtail run`.
 ///
 /// # Errors
 /// When a build fails, or a host cannot be asked for its architecture.
 pub(crate) fn run(mut passed_on: PassedOn) -> anyhow::Result<()> {
+    let made = root().join("infra/state/hosts.toml");
+    let here = passed_on.arguments.iter().position(|argument| argument == HERE);
+    if let Some(here) = here {
+        passed_on.arguments.remove(here);
+    } else if value(&passed_on.arguments, "--hosts").is_none() && made.exists() {
+        eprintln!(
+            "xtask: between the hosts of {}, since they are up; {HERE} runs on this machine",
+            made.display()
+        );
+        passed_on.arguments.push("--hosts".into());
+        passed_on.arguments.push(made.into());
+    }
     if value(&passed_on.arguments, "--binaries").is_none()
         && let Some(inventory) = value(&passed_on.arguments, "--hosts")
     {

@@ -6,6 +6,7 @@ mod debian;
 mod fuzz;
 mod guest;
 mod hosts;
+mod infra;
 mod setup;
 mod vm;
 
@@ -56,6 +57,12 @@ enum Task {
     Vm(vm::VmOptions),
     /// Feeds hostile input to what reads recordings, until something breaks or the time is up (needs a C++ compiler)
     Fuzz(fuzz::FuzzOptions),
+    /// Makes two hosts at a cloud provider: shows what they cost and asks first (needs Terraform and an account)
+    Up(infra::UpOptions),
+    /// Waits until both hosts are set up, and pins their host keys
+    WaitReady(infra::WaitReadyOptions),
+    /// Destroys the two hosts and asks the provider whether anything is left
+    Down(infra::DownOptions),
 }
 
 #[derive(clap::Args)]
@@ -95,6 +102,9 @@ fn main() -> anyhow::Result<()> {
         Task::Deploy(options) => options.build(),
         Task::Vm(options) => vm::vm(&options),
         Task::Fuzz(options) => fuzz::fuzz(&options),
+        Task::Up(options) => infra::up(&options),
+        Task::WaitReady(options) => infra::wait_ready(&options),
+        Task::Down(options) => infra::down(&options),
     }
 }
 

@@ -6,6 +6,12 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
@@ -49,6 +55,8 @@ const BEARABLE: [&str; 12] = [
     "--heartbeat",
     "10ms",
 ];
+
+const POLL: Duration = Duration::from_millis(200);
 
 const NEEDED: [Needed; 9] = [
     Needed {
@@ -142,26 +150,61 @@ pub(crate) fn vm(options: &VmOptions) -> anyhow::Result<()> {
     let binaries = cross::binaries(&architectures(options))?;
     let pqtail = crate::build()?;
     let folder = root().join(format!("target/vm/pair-{}", std::process::id()));
-    let outcome = Pair::boot(options.client, options.server, &folder).and_then(|pair| {
-        if options.boot_only {
-            return wait(&pair);
-        }
-        let mut command = Command::new(&pqtail);
-        command.arg("run").arg("--hosts").arg(&pair.inventory);
-        command.arg("--binaries").arg(&binaries);
-        if options.arguments.is_empty() {
-            command.args(BEARABLE);
-        } else {
-            command.args(&options.arguments);
-        }
-        let status = command.status().context("start pqtail")?;
-        ensure!(status.success(), "the run between the guests failed ({status})");
-        Ok(())
-    });
-    if outcome.is_ok() {
-        fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
+    // From here on Ctrl-C ends what is under way and not this process, so that the guests outlive the run and nothing is left.
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("hear Ctrl-C")?;
     }
-    outcome
+    let outcome = Pair::boot(options.client, options.server, &folder)
+        .and_then(|pair| between(&pair, options, &pqtail, &binaries, &interrupted));
+    let kept = |name: &str| outcome.is_err() && name.ends_with(".log");
+    let cleared = clear(&folder, &kept);
+    outcome.and(cleared)
+}
+
+/// What the guests were booted for.
+fn between(
+    pair: &Pair,
+    options: &VmOptions,
+    pqtail: &Path,
+    binaries: &Path,
+    interrupted: &AtomicBool,
+) -> anyhow::Result<()> {
+    ensure!(!interrupted.load(Ordering::Relaxed), "interrupted");
+    if options.boot_only {
+        return wait(pair, interrupted);
+    }
+    let mut command = Command::new(pqtail);
+    command.arg("run").arg("--hosts").arg(&pair.inventory);
+    command.arg("--binaries").arg(binaries);
+    if options.arguments.is_empty() {
+        command.args(BEARABLE);
+    } else {
+        command.args(&options.arguments);
+    }
+    let status = command.status().context("start pqtail")?;
+    ensure!(status.success(), "the run between the guests failed ({status})");
+    Ok(())
+}
+
+/// Removes a folder with keys, but for what is to be kept.
+fn clear(folder: &Path, is_kept: &dyn Fn(&str) -> bool) -> anyhow::Result<()> {
+    let what = || format!("remove what lies in {}", folder.display());
+    let mut is_empty = true;
+    for entry in fs::read_dir(folder).with_context(what)? {
+        let entry = entry.with_context(what)?;
+        if is_kept(&entry.file_name().to_string_lossy()) {
+            is_empty = false;
+        } else if entry.path().is_dir() {
+            fs::remove_dir_all(entry.path()).with_context(what)?;
+        } else {
+            fs::remove_file(entry.path()).with_context(what)?;
+        }
+    }
+    if is_empty {
+        fs::remove_dir(folder).with_context(what)?;
+    }
+    Ok(())
 }
 
 fn architectures(options: &VmOptions) -> Vec<cross::Architecture> {
@@ -172,7 +215,7 @@ fn architectures(options: &VmOptions) -> Vec<cross::Architecture> {
     both
 }
 
-fn wait(pair: &Pair) -> anyhow::Result<()> {
+fn wait(pair: &Pair, interrupted: &AtomicBool) -> anyhow::Result<()> {
     let folder = pair
         .inventory
         .parent()
@@ -187,10 +230,10 @@ fn wait(pair: &Pair) -> anyhow::Result<()> {
         );
     }
     eprintln!("vm: inventory {}; Ctrl-C ends both", pair.inventory.display());
-    // Ctrl-C ends this process, and the kernel takes the emulators along.
-    loop {
-        std::thread::park();
+    while !interrupted.load(Ordering::Relaxed) {
+        thread::sleep(POLL);
     }
+    Ok(())
 }
 
 #[cfg(test)]
