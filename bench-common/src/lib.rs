@@ -232,7 +232,7 @@ pub struct Sleep {
     pub syscall: u32,
     /// How many of `frames` hold something.
     pub frames_count: u32,
-    /// Return addresses, innermost first, in bytes from the kernel's `_text`.
+    /// Return addresses, innermost first, in bytes from the kernel's `_stext`.
     pub frames: [u32; SLEEP_FRAMES],
 }
 
@@ -399,7 +399,7 @@ pub struct Settings {
     pub delayed_ack_function: u64,
     /// Address of `tcp_write_timer`, 0 if unknown.
     pub write_timer_function: u64,
-    /// Address of the kernel's `_text`, 0 if unknown.
+    /// Address of the kernel's `_stext`, 0 if unknown.
     pub text_start: u64,
     /// Bitmap of the CPUs whose scheduler and interrupt records are stored.
     pub cpus: [u64; CPU_WORDS],

@@ -34,6 +34,12 @@ pub enum Verb {
     Fetch(AnalyzeArgs),
     /// Examine this host: what will not work here, and what would make its figures doubtful.
     Doctor(DoctorArgs),
+    /// Print the architectures of an inventory's hosts, one a line: what the program is to be built for.
+    #[command(hide = true)]
+    Machines {
+        /// The inventory.
+        hosts: PathBuf,
+    },
     /// One role of a run, told what to do on stdin.
     #[command(hide = true)]
     Agent,
