@@ -32,6 +32,12 @@ pub enum Verb {
     Truth(TruthArgs),
     /// Bring home what a run left on its hosts when its connection was lost, clean up there, and report.
     Fetch(AnalyzeArgs),
+    /// Print the architectures of an inventory's hosts, one a line: what the program is to be built for.
+    #[command(hide = true)]
+    Machines {
+        /// The inventory.
+        hosts: PathBuf,
+    },
     /// One role of a run, told what to do on stdin.
     #[command(hide = true)]
     Agent,

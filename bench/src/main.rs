@@ -38,6 +38,8 @@ fn main() -> ExitCode {
         Verb::Explain(args) => tell(&args),
         Verb::Truth(args) => try_truth(&args),
         Verb::Fetch(args) => fetch(&args),
+        Verb::Machines { hosts } => ends::machines(&hosts)
+            .and_then(|machines| print(&format!("{}\n", machines.join("\n"))).map(|()| ExitCode::SUCCESS)),
         Verb::Agent => agent::run().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

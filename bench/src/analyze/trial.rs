@@ -396,7 +396,8 @@ impl<'a> Joined<'a> {
     }
 
     fn outlier(&self, row: &Row, ledger: Ledger, baseline: &Baseline, witness: Witness<'_>) -> Outlier {
-        let (cause, excess_ns, share) = baseline.cause(&ledger);
+        let clock_error_ns = self.alignment.as_ref().map_or(0, |alignment| alignment.error_ns);
+        let (cause, excess_ns, share) = baseline.cause(&ledger, clock_error_ns);
         Outlier {
             request: row.stamps.request,
             arm: self.trial.arm.to_string(),

@@ -51,14 +51,16 @@ impl Baseline {
     }
 
     /// The line with the greatest excess, that excess, and its share of all excess. *Unexplained* can be it: then nothing is
-    /// known better.
+    /// known better. Time between two hosts counts only if it is more than their clocks' error; all other lines lie between two
+    /// times of one clock.
     #[must_use]
-    pub fn cause(&self, ledger: &Ledger) -> (Line, u64, f64) {
+    pub fn cause(&self, ledger: &Ledger, clock_error_ns: u64) -> (Line, u64, f64) {
         let excesses = Line::all().map(|line| (self.excess_ns(ledger, line), line));
         let whole: u64 = excesses.iter().map(|(ns, _)| ns).sum();
         // The first of equals in report order, so that the result does not depend on anything else.
         let (ns, line) = excesses
             .into_iter()
+            .filter(|&(ns, line)| line != Line::Network || ns > clock_error_ns)
             .reduce(|best, each| if each.0 > best.0 { each } else { best })
             .expect("lines");
         (line, ns, if whole == 0 { 0.0 } else { ns as f64 / whole as f64 })
@@ -90,7 +92,7 @@ pub struct Names<'a> {
     pub threads: &'a Threads,
     /// Its interrupts, drop reasons and system calls.
     pub facts: &'a HostFacts,
-    /// Kernel functions by distance from `_text`, if they were named.
+    /// Kernel functions by distance from `_stext`, if they were named.
     pub functions: Option<&'a BTreeMap<u32, String>>,
 }
 
@@ -388,7 +390,7 @@ mod tests {
         let usual: Vec<_> = (0..100)
             .map(|i| (i, ledger(&[(compute, 500), (queue, 10)])))
             .collect();
-        let (cause, excess, share) = Baseline::of(&usual).cause(&ledger(&[(compute, 520), (queue, 400)]));
+        let (cause, excess, share) = Baseline::of(&usual).cause(&ledger(&[(compute, 520), (queue, 400)]), 0);
         assert_eq!((cause, excess), (queue, 390));
         assert!((share - 390.0 / 410.0).abs() < 1e-9);
     }
@@ -457,5 +459,16 @@ mod tests {
         see(400, Detail::Asleep(nap(1)));
         see(500, Detail::Reclaim(false));
         assert_eq!(witness.culprit(blocked).as_deref(), Some("disk"));
+    }
+
+    #[test]
+    fn what_two_clocks_cannot_tell_is_not_claimed() {
+        let compute = Line::Thread(Side::Server, ThreadLine::Compute);
+        let usual: Vec<_> = (0..100)
+            .map(|i| (i, ledger(&[(compute, 500), (Line::Network, 100)])))
+            .collect();
+        let slow = ledger(&[(compute, 510), (Line::Network, 400)]);
+        let cause = |clock_error_ns| Baseline::of(&usual).cause(&slow, clock_error_ns).0;
+        assert_eq!((cause(299), cause(300)), (Line::Network, compute));
     }
 }

@@ -402,6 +402,24 @@ pub fn fetch(results: &Path) -> anyhow::Result<()> {
     }
 }
 
+/// The architectures of an inventory's hosts, client first, as `uname -m` names them.
+///
+/// # Errors
+/// When a host cannot be reached.
+pub fn machines(inventory: &Path) -> anyhow::Result<[String; 2]> {
+    let inventory = Inventory::read(inventory)?;
+    // Nothing is put there.
+    let lodging = |reach| Lodging {
+        reach,
+        folder: PathBuf::new(),
+    };
+    let hosts = Hosts::connect(&Lodgings {
+        client: lodging(inventory.client),
+        server: lodging(inventory.server),
+    })?;
+    Ok([hosts.client.machine()?, hosts.server.machine()?])
+}
+
 fn start(session: &Session, name: &'static str, tell: &Sender<String>) -> anyhow::Result<(Agent, Met)> {
     let mut agent = Agent::start_by(&mut session.agent(), name, session.name(), tell.clone())?;
     let met = agent.hello(Some(SILENCE_MS_MAX))?;

@@ -614,7 +614,7 @@ fn missing_details(resolved: &btf::Resolved, addresses: symbols::Addresses) -> V
         absent(
             "sleep_stack",
             without(&["regs_syscall"]).unwrap_or_else(|| {
-                "/proc/kallsyms hides _text: set kernel.kptr_restrict to 0 or 1 and run with CAP_SYSLOG"
+                "/proc/kallsyms hides _stext: set kernel.kptr_restrict to 0 or 1 and run with CAP_SYSLOG"
                     .to_owned()
             }),
             "what a blocked thread waits for (disk, lock, page fault) is not known",

@@ -184,7 +184,7 @@ pub struct KernelRecord {
     pub ring_used_bytes_max: u64,
     /// Size of the ring buffer, bytes.
     pub ring_bytes: u64,
-    /// Kernel functions in which measured threads went to sleep, by distance from `_text` in bytes; empty for a trial that was
+    /// Kernel functions in which measured threads went to sleep, by distance from `_stext` in bytes; empty for a trial that was
     /// cut.
     #[serde(default)]
     pub functions: BTreeMap<u32, String>,

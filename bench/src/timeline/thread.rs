@@ -57,7 +57,7 @@ pub struct Nap {
 pub struct Wait {
     /// Number of the system call; `None` in an exception such as a page fault.
     pub syscall: Option<u32>,
-    /// Code from the innermost function outwards, by distance from `_text`, bytes.
+    /// Code from the innermost function outwards, by distance from `_stext`, bytes.
     pub frames: Vec<u32>,
 }
 
