@@ -31,7 +31,8 @@ pub mod kind {
     /// [`Span`](super::Span) of one interrupt that bypasses `irq_handler_entry` (x86 local timer, IPIs);
     /// `number` is the vector.
     pub const VECTOR: u8 = 7;
-    /// [`Packet`](super::Packet) leaves the stack for a device (`net_dev_start_xmit`).
+    /// [`Packet`](super::Packet) leaves the stack for a device's queue (`net_dev_queue`): a slow queue is the path's, not the
+    /// sender's.
     pub const TRANSMIT: u8 = 8;
     /// [`Packet`](super::Packet) enters the stack from a device (`netif_receive_skb`).
     pub const RECEIVE: u8 = 9;
@@ -216,7 +217,8 @@ pub struct Socket {
     pub sequence: u32,
     /// `RETRANSMIT`: bytes sent again.
     pub bytes: u32,
-    /// `WRITE_TIMER`: what the timer was armed for, a value of [`pending`]; 0 where the kernel does not say.
+    /// `WRITE_TIMER`: what the timer was armed for, a value of [`pending`]; 0 for nothing any more, and [`ABSENT`] where the kernel
+    /// does not say.
     pub pending: u32,
     /// Zero.
     pub reserved: u32,

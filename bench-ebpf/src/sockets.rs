@@ -81,8 +81,13 @@ fn timer_expire_entry(ctx: BtfTracePointContext) -> i32 {
     if offset != ABSENT
         && let Some(mut record) = identity(timer.wrapping_sub(u64::from(offset)))
     {
-        if kind == kind::WRITE_TIMER && offset!(sock_pending) != ABSENT {
-            record.pending = u32::from(field::<u8>(record.socket, offset!(sock_pending)).unwrap_or(0));
+        if kind == kind::WRITE_TIMER {
+            record.pending = ABSENT;
+            if offset!(sock_pending) != ABSENT
+                && let Some(pending) = field::<u8>(record.socket, offset!(sock_pending))
+            {
+                record.pending = u32::from(pending);
+            }
         }
         store(&ctx, kind, record);
     }

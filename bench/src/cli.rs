@@ -1,11 +1,11 @@
 //! The command line.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    collect::run::RunOptions,
+    collect::{doctor::Questions, run::RunOptions},
     plan::{Arm, Arrivals, Plan},
     truth::{Case, TruthOptions},
 };
@@ -32,6 +32,8 @@ pub enum Verb {
     Truth(TruthArgs),
     /// Bring home what a run left on its hosts when its connection was lost, clean up there, and report.
     Fetch(AnalyzeArgs),
+    /// Examine this host: what will not work here, and what would make its figures doubtful.
+    Doctor(DoctorArgs),
     /// Print the architectures of an inventory's hosts, one a line: what the program is to be built for.
     #[command(hide = true)]
     Machines {
@@ -165,6 +167,39 @@ pub struct TruthArgs {
     /// Print the report as JSON instead of tables.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Flags of `doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Requests per second that will be asked.
+    #[arg(long)]
+    pub rate: Option<f64>,
+    /// CPUs that the run will use [default: all that may be used].
+    #[arg(long, value_delimiter = ',')]
+    pub cpus: Vec<u32>,
+    /// Address of the other end.
+    #[arg(long)]
+    pub peer: Option<IpAddr>,
+    /// Folder for results folders.
+    #[arg(long, default_value = "results")]
+    pub results: PathBuf,
+    /// Print the findings as JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl DoctorArgs {
+    /// As the preflight takes them.
+    #[must_use]
+    pub fn questions(&self) -> Questions {
+        Questions {
+            rate_hz: self.rate,
+            cpus: self.cpus.clone(),
+            peer: self.peer,
+            folder: self.results.clone(),
+        }
+    }
 }
 
 impl TruthArgs {

@@ -49,6 +49,9 @@ enum Task {
     /// Builds, then brings home what a run left on its hosts: everything after `fetch` goes to `pqtail fetch`
     #[command(disable_help_flag = true)]
     Fetch(PassedOn),
+    /// Builds, then examines this host: everything after `doctor` goes to `pqtail doctor` (root: it tries the probes)
+    #[command(disable_help_flag = true)]
+    Doctor(PassedOn),
     /// Formatting, lints, documentation and tests (the tests of probes and links need root)
     Test,
     /// Builds static binaries for the hosts of a run into target/deploy
@@ -98,6 +101,7 @@ fn main() -> anyhow::Result<()> {
         Task::Explain(passed_on) => pqtail("explain", &passed_on),
         Task::Truth(passed_on) => pqtail("truth", &passed_on),
         Task::Fetch(passed_on) => pqtail("fetch", &passed_on),
+        Task::Doctor(passed_on) => pqtail("doctor", &passed_on),
         Task::Test => check::test(),
         Task::Deploy(options) => options.build(),
         Task::Vm(options) => vm::vm(&options),

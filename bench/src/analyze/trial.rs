@@ -374,6 +374,8 @@ impl<'a> Joined<'a> {
                 kind::RETRANSMIT_SYNACK => {
                     (Line::Retransmit(Segment::SynAck), "SYN-ACK sent again".to_owned())
                 }
+                // Nothing was armed any more: the kernel lets such a firing pass.
+                kind::WRITE_TIMER if incident.reason == 0 => continue,
                 kind::WRITE_TIMER => (
                     data,
                     match incident.reason {

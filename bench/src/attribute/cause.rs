@@ -129,6 +129,9 @@ impl Names<'_> {
             },
             Detail::Reclaim(false) => "memory reclaim".to_owned(),
             Detail::Reclaim(true) => "memory reclaim for a cgroup's limit".to_owned(),
+            Detail::Unanswered => {
+                "SYN not answered (accept queue full, or the answer dropped unseen)".to_owned()
+            }
             Detail::QueueFull => "accept queue full".to_owned(),
             Detail::NotAccepted => "not accepted yet".to_owned(),
             Detail::Resent(segment, resend) => {
@@ -178,6 +181,7 @@ fn resend_name(resend: Resend) -> &'static str {
         Resend::Timeout => "retransmission time-out",
         Resend::LossProbe => "tail-loss probe",
         Resend::Reordering => "reordering window over",
+        Resend::UnknownTimer => "a timer, the kernel does not say which",
         Resend::Refused => "the listener had no room for its connection",
         Resend::Acknowledgements => "fast retransmission",
     }
@@ -265,8 +269,12 @@ impl<'a> Witness<'a> {
                 who.as_deref().unwrap_or("where is not known"),
                 self.names(charge.line).functions(nap)
             ),
+            (Line::Thread(_, ThreadLine::AcceptQueue), Detail::Unanswered, _) => {
+                "SYN taken in and not answered: the accept queue was full, or the answer was dropped unseen"
+                    .to_owned()
+            }
             (Line::Thread(_, ThreadLine::AcceptQueue), Detail::QueueFull, _) => {
-                "SYN taken in and not answered: the accept queue was full".to_owned()
+                "first flight dropped: the accept queue was full".to_owned()
             }
             (Line::Thread(_, ThreadLine::AcceptQueue), ..) => {
                 "the connection was complete, and the thread slept and did not accept it".to_owned()
@@ -311,13 +319,18 @@ impl<'a> Witness<'a> {
             .filter_map(|(&(line, detail), &ns)| Some((line, self.names(line).culprit(detail)?, ns)))
     }
 
-    /// The culprit with most of the time on a line.
+    /// The culprit with most of the time on a line. Sleeps differ in place and waker and may still have one name, so what
+    /// counts is the time by name; the first by name of equals.
     #[must_use]
     pub fn culprit(&self, cause: Line) -> Option<String> {
-        let named = self.culprits().filter(|(line, ..)| *line == cause);
+        let mut named: BTreeMap<String, u64> = BTreeMap::new();
+        for (_, name, ns) in self.culprits().filter(|(line, ..)| *line == cause) {
+            *named.entry(name).or_default() += ns;
+        }
         named
-            .reduce(|best, each| if each.2 > best.2 { each } else { best })
-            .map(|(_, name, _)| name)
+            .into_iter()
+            .reduce(|best, each| if each.1 > best.1 { each } else { best })
+            .map(|(name, _)| name)
     }
 
     /// What was seen of the cause first, then the rest, longest first, in a list of bounded length.
@@ -354,7 +367,13 @@ impl<'a> Witness<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use pqtail_common::{ABSENT, Head, SLEEP_FRAMES, Sleep, Switch, kind};
+    use zerocopy::IntoBytes as _;
+
     use super::*;
+    use crate::timeline::cpu::Raw;
 
     fn ledger(lines: &[(Line, u64)]) -> Ledger {
         let mut ledger = Ledger::default();
@@ -374,6 +393,72 @@ mod tests {
         let (cause, excess, share) = Baseline::of(&usual).cause(&ledger(&[(compute, 520), (queue, 400)]), 0);
         assert_eq!((cause, excess), (queue, 390));
         assert!((share - 390.0 / 410.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn sleeps_of_one_name_count_together() {
+        let blocked = Line::Thread(Side::Server, ThreadLine::Blocked);
+        let (cpus, facts) = (Cpus::default(), HostFacts::default());
+        let sleep = |at_ns, frame| Sleep {
+            head: Head {
+                at_ns,
+                kind: kind::SLEEP,
+                tid: 7,
+                ..Head::default()
+            },
+            syscall: ABSENT,
+            frames_count: 1,
+            frames: {
+                let mut frames = [0; SLEEP_FRAMES];
+                frames[0] = frame;
+                frames
+            },
+        };
+        let switch = |at_ns| Switch {
+            head: Head {
+                at_ns,
+                kind: kind::SWITCH,
+                tid: 7,
+                ..Head::default()
+            },
+            prev_state: 2,
+            ..Switch::default()
+        };
+        let mut records: Vec<Raw> = Vec::new();
+        for (at_ns, frame) in [(10, 1), (20, 2)] {
+            records.push(sleep(at_ns, frame).as_bytes().try_into().unwrap());
+            records.push(switch(at_ns + 1).as_bytes().try_into().unwrap());
+        }
+        let threads = Threads::build(&records, &BTreeSet::from([7]));
+        let functions = BTreeMap::from([(1, "io_schedule".to_owned()), (2, "folio_wait_bit".to_owned())]);
+        let names = Names {
+            cpus: &cpus,
+            threads: &threads,
+            facts: &facts,
+            functions: Some(&functions),
+        };
+        let mut witness = Witness::new(RunNs(0), names, names);
+        let mut see = |ns, detail| {
+            witness.see(
+                "work",
+                &Charge {
+                    line: blocked,
+                    start: RunNs(0),
+                    ns,
+                    cpu: None,
+                    detail,
+                },
+            );
+        };
+        let nap = |wait| Nap {
+            state: 2,
+            wait: Some(wait),
+            waker: 0,
+        };
+        see(400, Detail::Asleep(nap(0)));
+        see(400, Detail::Asleep(nap(1)));
+        see(500, Detail::Reclaim(false));
+        assert_eq!(witness.culprit(blocked).as_deref(), Some("disk"));
     }
 
     #[test]

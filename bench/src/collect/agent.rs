@@ -21,6 +21,7 @@ use anyhow::{Context as _, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    doctor,
     drain::Drain,
     host, link,
     load::{Load, LoadSettings, Progress, TrialOutcome},
@@ -53,6 +54,8 @@ pub enum Order {
     },
     /// The controller lives. Has no answer.
     Ping,
+    /// Examine the host.
+    Doctor(doctor::Questions),
     /// Local ends only: make this end's link.
     Link {
         /// The client's end makes the link to the server's process; the server's end has none and waits for it.
@@ -136,6 +139,8 @@ pub enum Answer {
     },
     /// Comes unasked, at any time: the host will be taken away. The words say when and by whom.
     Notice(String),
+    /// To `Doctor`.
+    Findings(Vec<doctor::Finding>),
     /// Done, nothing to say.
     Done,
     /// The workers' thread ids.
@@ -312,6 +317,7 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
                 }),
             }
         }
+        (Order::Doctor(questions), _) => Answer::Findings(doctor::examine(&questions)),
         (Order::Link { peer_pid, address }, _) => {
             match peer_pid {
                 Some(peer) => {

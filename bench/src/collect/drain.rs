@@ -184,7 +184,8 @@ impl Trial {
         if record[KIND] == kind::SLEEP
             && let Ok(sleep) = Sleep::read_from_bytes(record)
         {
-            self.code.extend(sleep.frames);
+            self.code
+                .extend(sleep.frames.iter().take(sleep.frames_count as usize));
         }
         self.attempt(|writer| writer.push(record));
     }

@@ -417,7 +417,7 @@ fn check(settings: &ProbeSettings) -> anyhow::Result<()> {
 }
 
 /// `CAP_BPF` and `CAP_PERFMON` exist since 5.8; `CAP_SYS_ADMIN` includes both.
-fn check_privileges(status: &str) -> anyhow::Result<()> {
+pub(super) fn check_privileges(status: &str) -> anyhow::Result<()> {
     const SYS_ADMIN: u64 = 1 << 21;
     const PERFMON: u64 = 1 << 38;
     const BPF: u64 = 1 << 39;

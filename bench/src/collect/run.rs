@@ -12,6 +12,7 @@ use anyhow::{Context as _, bail, ensure};
 
 use super::{
     agent::{Answer, Order},
+    doctor::{Level, Questions},
     ends::{self, Ends, Place},
     host::{DISK_RESERVE_BYTES, free_bytes},
     load::{Progress, TrialOutcome},
@@ -194,6 +195,9 @@ impl Run {
         folder: &Path,
         manifest: &mut Manifest,
     ) -> anyhow::Result<Self> {
+        if ends.hosts.is_some() && !options.quiet {
+            preflight(options, &mut ends);
+        }
         if let Err(error) = assign(options, &mut ends, manifest) {
             ends.part(folder);
             return Err(error);
@@ -340,6 +344,38 @@ impl Run {
 /// Folders of the ends' own stamps, relative to the run's.
 const CLIENT_STAMPS: &str = "raw/client";
 const SERVER_STAMPS: &str = "raw/server";
+
+/// Tells what is doubtful about each host before it is measured on. What cannot work at all ends the run where it is tried.
+fn preflight(options: &RunOptions, ends: &mut Ends) {
+    let Ends {
+        load,
+        server,
+        client_at,
+        server_at,
+        ..
+    } = ends;
+    for (name, agent, place, peer) in [
+        ("client", load, &*client_at, server_at.address),
+        ("server", server, &*server_at, client_at.address),
+    ] {
+        let questions = Questions {
+            rate_hz: Some(options.plan.rate_hz),
+            cpus: place.cpus.clone(),
+            peer: Some(peer),
+            folder: place.folder.clone(),
+        };
+        // An agent that fails here fails again where it matters.
+        let Ok(Answer::Findings(findings)) = agent.ask(&Order::Doctor(questions)) else {
+            continue;
+        };
+        for each in findings.iter().filter(|each| each.level >= Level::Warn) {
+            eprintln!(
+                "pqtail: {name}: {} {}: {}",
+                each.rule, each.found, each.consequence
+            );
+        }
+    }
+}
 
 /// Gives every agent its role, and the manifest what is known of the ends.
 fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> anyhow::Result<()> {

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::{SCHEMA, stream::Written};
+use super::{SCHEMA, stream::Written, timekeeping::Timekeeping};
 use crate::plan::{Plan, Trial};
 
 /// Name of the manifest in a results folder.
@@ -109,6 +109,9 @@ pub struct HostFacts {
     /// Names of system calls in which threads usually sleep, by number on this architecture.
     #[serde(default)]
     pub syscalls: BTreeMap<u32, String>,
+    /// Who steers its clocks, and how well by their own account: never an input of the alignment.
+    #[serde(default)]
+    pub timekeeping: Timekeeping,
 }
 
 /// One probe and what its absence costs.
