@@ -31,7 +31,8 @@ pub mod kind {
     /// [`Span`](super::Span) of one interrupt that bypasses `irq_handler_entry` (x86 local timer, IPIs);
     /// `number` is the vector.
     pub const VECTOR: u8 = 7;
-    /// [`Packet`](super::Packet) leaves the stack for a device (`net_dev_start_xmit`).
+    /// [`Packet`](super::Packet) leaves the stack for a device's queue (`net_dev_queue`): a slow queue is the path's, not the
+    /// sender's.
     pub const TRANSMIT: u8 = 8;
     /// [`Packet`](super::Packet) enters the stack from a device (`netif_receive_skb`).
     pub const RECEIVE: u8 = 9;
@@ -67,7 +68,8 @@ pub mod kind {
     /// been preempted inside.
     pub const RECLAIM: u8 = 21;
     /// [`Socket`](super::Socket) out of which a thread takes data (`tcp_rcv_space_adjust`): `head.tid` is that thread, not a
-    /// bystander. Once per segment copied, so one read may leave several; states, sequence and bytes are zero.
+    /// bystander. On the server's end of a connection only. Once per segment copied, so one read may leave several; states,
+    /// sequence and bytes are zero.
     pub const READ: u8 = 22;
     /// [`Call`](super::Call) of a libssl function by a watched thread, from uprobes.
     pub const CALL: u8 = 23;
@@ -221,7 +223,8 @@ pub struct Socket {
     pub sequence: u32,
     /// `RETRANSMIT`: bytes sent again.
     pub bytes: u32,
-    /// `WRITE_TIMER`: what the timer was armed for, a value of [`pending`]; 0 where the kernel does not say.
+    /// `WRITE_TIMER`: what the timer was armed for, a value of [`pending`]; 0 for nothing any more, and [`ABSENT`] where the kernel
+    /// does not say.
     pub pending: u32,
     /// Zero.
     pub reserved: u32,
@@ -237,7 +240,7 @@ pub struct Sleep {
     pub syscall: u32,
     /// How many of `frames` hold something.
     pub frames_count: u32,
-    /// Return addresses, innermost first, in bytes from the kernel's `_text`.
+    /// Return addresses, innermost first, in bytes from the kernel's `_stext`.
     pub frames: [u32; SLEEP_FRAMES],
 }
 
@@ -443,7 +446,7 @@ pub struct Settings {
     pub delayed_ack_function: u64,
     /// Address of `tcp_write_timer`, 0 if unknown.
     pub write_timer_function: u64,
-    /// Address of the kernel's `_text`, 0 if unknown.
+    /// Address of the kernel's `_stext`, 0 if unknown.
     pub text_start: u64,
     /// Bitmap of the CPUs whose scheduler and interrupt records are stored.
     pub cpus: [u64; CPU_WORDS],

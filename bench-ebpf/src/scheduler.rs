@@ -26,7 +26,8 @@ fn sched_switch(ctx: BtfTracePointContext) -> i32 {
     let prev: u64 = ctx.arg(1);
     let next: u64 = ctx.arg(2);
     let prev_state: u32 = ctx.arg(3);
-    if prev_state != 0 && thread_is_recorded(typed(prev, offset!(task_pid))) {
+    // Preempted on its way to sleep, a thread is still runnable, whatever its state says (__schedule in kernel/sched/core.c).
+    if prev_state != 0 && preempt == 0 && thread_is_recorded(typed(prev, offset!(task_pid))) {
         sleeps::note(&ctx, prev);
     }
     let mut record = Switch {

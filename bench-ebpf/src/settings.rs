@@ -59,7 +59,7 @@ pub(crate) fn timer_functions() -> (u64, u64) {
     }
 }
 
-/// Address of the kernel's `_text`; 0 if unknown.
+/// Address of the kernel's `_stext`; 0 if unknown.
 #[inline(always)]
 pub(crate) fn text_start() -> u64 {
     // SAFETY: a member of SETTINGS.

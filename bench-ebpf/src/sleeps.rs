@@ -54,7 +54,10 @@ pub(crate) fn note(ctx: &BtfTracePointContext, task: u64) {
     if bytes > 0 {
         record.frames_count = bytes as u32 / 8;
         for (frame, address) in record.frames.iter_mut().zip(addresses) {
-            *frame = address.wrapping_sub(text_start()) as u32;
+            // An address of 0 is no frame; its distance would tell where the kernel lies.
+            if address != 0 {
+                *frame = address.wrapping_sub(text_start()) as u32;
+            }
         }
     }
     emit(kind::SLEEP, &record);

@@ -66,7 +66,9 @@ fn tcp_receive_reset(ctx: BtfTracePointContext) -> i32 {
 /// `(sock *sk)`, in the thread that has just copied data out of the socket.
 #[btf_tracepoint(function = "tcp_rcv_space_adjust")]
 fn tcp_rcv_space_adjust(ctx: BtfTracePointContext) -> i32 {
-    if let Some(record) = identity(ctx.arg(0)) {
+    if let Some(record) = identity(ctx.arg(0))
+        && port_is_recorded(record.local_port)
+    {
         store(&ctx, kind::READ, record);
     }
     0
@@ -90,8 +92,13 @@ fn timer_expire_entry(ctx: BtfTracePointContext) -> i32 {
     if offset != ABSENT
         && let Some(mut record) = identity(timer.wrapping_sub(u64::from(offset)))
     {
-        if kind == kind::WRITE_TIMER && offset!(sock_pending) != ABSENT {
-            record.pending = u32::from(field::<u8>(record.socket, offset!(sock_pending)).unwrap_or(0));
+        if kind == kind::WRITE_TIMER {
+            record.pending = ABSENT;
+            if offset!(sock_pending) != ABSENT
+                && let Some(pending) = field::<u8>(record.socket, offset!(sock_pending))
+            {
+                record.pending = u32::from(pending);
+            }
         }
         store(&ctx, kind, record);
     }

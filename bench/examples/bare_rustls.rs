@@ -24,7 +24,7 @@ use nix::sys::{
 };
 use pqtail::{
     collect::{
-        exchange::{READ_BYTES, REQUEST, RESPONSE, is_whole_response},
+        exchange::{READ_BYTES, REQUEST, RESPONSE, Reading, our_response},
         tls::{Identity, client_config, server_config, server_name},
     },
     plan::Arm,
@@ -170,7 +170,7 @@ fn get(address: SocketAddr, config: Arc<ClientConfig>) -> anyhow::Result<()> {
         tls.reader().read_exact(&mut response[have..have + plain])?;
         have += plain;
     }
-    if !is_whole_response(&response[..have]) {
+    if our_response(&response[..have], have) != Reading::Whole {
         bail!("another response than expected");
     }
     Ok(())

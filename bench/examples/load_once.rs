@@ -116,7 +116,7 @@ fn load(common: &Common, count: u64, rate: f64) -> anyhow::Result<()> {
         ports: vec![(common.arm, common.address.port())],
         cpus: vec![common.cpu],
         plan,
-        certificate: identity.certificate,
+        certificate: Some(identity.certificate),
     })?;
     let recording = recording_path("load");
     let before = cpu_us()?;

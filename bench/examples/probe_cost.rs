@@ -36,6 +36,7 @@ fn main() -> anyhow::Result<()> {
         cpus: host::cpu_ticks().cpus.into_keys().collect(),
         heartbeat_ns: Some(HEARTBEAT_NS_DEFAULT),
         ring_bytes: RING_BYTES_DEFAULT,
+        reads: false,
     })?;
     for entry in std::fs::read_dir("/proc/self/task")? {
         probes.watch_thread(entry?.file_name().to_string_lossy().parse()?)?;

@@ -1,12 +1,12 @@
 //! The command line.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
     collect::{
-        nginx::Program,
+        doctor::Questions,
         run::{RunOptions, ServerChoice},
     },
     plan::{Arm, Arrivals, Plan},
@@ -35,6 +35,14 @@ pub enum Verb {
     Truth(TruthArgs),
     /// Bring home what a run left on its hosts when its connection was lost, clean up there, and report.
     Fetch(AnalyzeArgs),
+    /// Examine this host: what will not work here, and what would make its figures doubtful.
+    Doctor(DoctorArgs),
+    /// Print the architectures of an inventory's hosts, one a line: what the program is to be built for.
+    #[command(hide = true)]
+    Machines {
+        /// The inventory.
+        hosts: PathBuf,
+    },
     /// One role of a run, told what to do on stdin.
     #[command(hide = true)]
     Agent,
@@ -70,15 +78,24 @@ pub struct RunArgs {
     /// Folder for results folders.
     #[arg(long, default_value = "results")]
     pub results: PathBuf,
-    /// Who serves: `embedded` (rustls, stamps of its own) or `nginx` (OpenSSL, told by uprobes and the kernel's records).
+    /// Who serves: `embedded` (rustls, stamps of its own), `nginx` (OpenSSL, started for the run), or `adopted`: whoever listens
+    /// on --port already and uses OpenSSL. The last two are told by uprobes and the kernel's records.
     #[arg(long, value_enum, default_value_t = ServerName::Embedded)]
     pub server: ServerName,
-    /// The nginx on the server's host, as it is called inside --nginx-root. It needs OpenSSL 3.5 for the post-quantum arms.
-    #[arg(long, default_value = "/usr/sbin/nginx")]
-    pub nginx: PathBuf,
+    /// The nginx on the server's host, as it is called inside --nginx-root [default: the inventory's, else /usr/sbin/nginx]. It
+    /// needs OpenSSL 3.5 for the post-quantum arms.
+    #[arg(long)]
+    pub nginx: Option<PathBuf>,
     /// Folder on the server's host with a file system of its own in which that nginx lives.
     #[arg(long)]
     pub nginx_root: Option<PathBuf>,
+    /// The libssl of an adopted server, or its executable if libssl is linked in, as the server sees it [default: what it has
+    /// mapped].
+    #[arg(long)]
+    pub libssl: Option<PathBuf>,
+    /// An adopted server has one port for all arms, so that the client's offer decides.
+    #[arg(long)]
+    pub one_port: bool,
     /// Run between the two hosts of this inventory (TOML), reached by SSH, instead of on this machine.
     #[arg(long)]
     pub hosts: Option<PathBuf>,
@@ -122,8 +139,10 @@ pub struct RunArgs {
 pub enum ServerName {
     /// The embedded server.
     Embedded,
-    /// An nginx.
+    /// An nginx that is started for the run.
     Nginx,
+    /// A server that runs already.
+    Adopted,
 }
 
 /// Flags of `analyze` and `fetch`.
@@ -182,6 +201,39 @@ pub struct TruthArgs {
     pub json: bool,
 }
 
+/// Flags of `doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Requests per second that will be asked.
+    #[arg(long)]
+    pub rate: Option<f64>,
+    /// CPUs that the run will use [default: all that may be used].
+    #[arg(long, value_delimiter = ',')]
+    pub cpus: Vec<u32>,
+    /// Address of the other end.
+    #[arg(long)]
+    pub peer: Option<IpAddr>,
+    /// Folder for results folders.
+    #[arg(long, default_value = "results")]
+    pub results: PathBuf,
+    /// Print the findings as JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl DoctorArgs {
+    /// As the preflight takes them.
+    #[must_use]
+    pub fn questions(&self) -> Questions {
+        Questions {
+            rate_hz: self.rate,
+            cpus: self.cpus.clone(),
+            peer: self.peer,
+            folder: self.results.clone(),
+        }
+    }
+}
+
 impl TruthArgs {
     /// As the suite takes them.
     #[must_use]
@@ -225,6 +277,7 @@ impl RunArgs {
                 scenario: match self.server {
                     ServerName::Embedded => "fresh-handshake".to_owned(),
                     ServerName::Nginx => "fresh-handshake-nginx".to_owned(),
+                    ServerName::Adopted => "fresh-handshake-adopted".to_owned(),
                 },
                 arms: self.arms,
                 trials_per_arm: self.trials,
@@ -239,10 +292,14 @@ impl RunArgs {
             results: self.results,
             server: match self.server {
                 ServerName::Embedded => ServerChoice::Embedded,
-                ServerName::Nginx => ServerChoice::Nginx(Program {
+                ServerName::Nginx => ServerChoice::Nginx {
                     path: self.nginx,
                     root: self.nginx_root,
-                }),
+                },
+                ServerName::Adopted => ServerChoice::Adopted {
+                    libssl: self.libssl,
+                    one_port: self.one_port,
+                },
             },
             hosts: self.hosts,
             binaries: self.binaries,

@@ -14,14 +14,17 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use pqtail::{
     analyze::{Analysis, Story, analyze, explain, planned, slowest_trial},
-    cli::{AnalyzeArgs, Cli, ExplainArgs, RunArgs, TruthArgs, Verb},
+    cli::{AnalyzeArgs, Cli, DoctorArgs, ExplainArgs, RunArgs, TruthArgs, Verb},
     collect::{
-        agent, ends,
+        agent,
+        doctor::{self, Level},
+        ends,
         run::{self, RunOptions},
     },
     publish::publish,
     record::manifest::{Manifest, Status},
     report::{
+        preflight,
         summary::Outlier,
         terminal::{self, Stretch},
     },
@@ -38,6 +41,9 @@ fn main() -> ExitCode {
         Verb::Explain(args) => tell(&args),
         Verb::Truth(args) => try_truth(&args),
         Verb::Fetch(args) => fetch(&args),
+        Verb::Doctor(args) => examine(&args),
+        Verb::Machines { hosts } => ends::machines(&hosts)
+            .and_then(|machines| print(&format!("{}\n", machines.join("\n"))).map(|()| ExitCode::SUCCESS)),
         Verb::Agent => agent::run().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
@@ -179,6 +185,21 @@ fn tell(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     }
     print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn examine(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    let findings = doctor::examine(&args.questions());
+    let text = if args.json {
+        serde_json::to_string_pretty(&findings)? + "\n"
+    } else {
+        preflight::render(&findings, std::io::stdout().is_terminal())
+    };
+    print(&text)?;
+    Ok(if findings.iter().any(|each| each.level == Level::Fail) {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn json_line(outlier: &Outlier) -> anyhow::Result<String> {

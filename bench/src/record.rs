@@ -6,6 +6,7 @@
 pub mod manifest;
 pub mod stamps;
 pub mod stream;
+pub mod timekeeping;
 
 /// Version of everything below a results folder. A reader refuses any other and names both.
 pub const SCHEMA: u32 = 1;

@@ -8,6 +8,8 @@ pub mod html;
 
 pub mod export;
 
+pub mod preflight;
+
 mod text;
 
 #[cfg(test)]

@@ -284,6 +284,7 @@ impl Network {
             cpus: Vec::new(),
             heartbeat_ns: None,
             ring_bytes: RING_BYTES_DEFAULT,
+            reads: false,
         };
         let mut client_port = 0;
         let records = recorded(&settings, || client_port = work());

@@ -270,6 +270,7 @@ fn record(cpu: u32, work: impl FnOnce()) -> Recorded {
         cpus: vec![cpu],
         heartbeat_ns: None,
         ring_bytes: RING_BYTES_DEFAULT,
+        reads: false,
     };
     let mut records = recorded(&settings, work);
     let head = |raw: &[u8; RECORD_BYTES]| Head::read_from_prefix(raw).unwrap().0;

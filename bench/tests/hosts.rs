@@ -321,6 +321,8 @@ fn a_run_between_two_hosts_is_complete_and_leaves_them_as_they_were() {
     // Both kernels are one, which the analysis is not told of: the truth lies within its bound.
     let clock = &summary["clock"];
     assert_eq!(clock["shared_kernel"], false);
+    let (offset_ns, bound_ns) = (clock["offset_ns"].as_i64(), clock["error_ns_max"].as_u64());
+    assert!(offset_ns.unwrap().unsigned_abs() <= bound_ns.unwrap(), "{clock}");
     let outliers = fs::read_to_string(folder.join("outliers.jsonl")).unwrap();
     for line in outliers.lines() {
         let outlier: Value = serde_json::from_str(line).unwrap();

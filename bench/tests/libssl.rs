@@ -153,6 +153,7 @@ fn a_handshake_in_libssl_is_a_call_and_its_connection_is_read_inside() {
         cpus: host::cpu_ticks().cpus.into_keys().collect(),
         heartbeat_ns: None,
         ring_bytes: RING_BYTES_DEFAULT,
+        reads: true,
     })
     .unwrap();
     let whole = probes.attach_libssl(pid, None);
@@ -231,6 +232,7 @@ fn a_process_without_libssl_is_told_with_the_consequence() {
         cpus: vec![0],
         heartbeat_ns: None,
         ring_bytes: RING_BYTES_DEFAULT,
+        reads: true,
     })
     .unwrap();
     assert!(!probes.attach_libssl(std::process::id(), None));

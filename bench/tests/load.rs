@@ -75,7 +75,7 @@ fn run(plan: &Plan, ports: &[(Arm, u16)], served: Option<Vec<(Arm, u16)>>) -> Ra
         ports: ports.to_vec(),
         cpus: vec![0],
         plan: plan.clone(),
-        certificate,
+        certificate: Some(certificate),
     };
     let mut load = Load::start(settings).unwrap();
     let (requests, connections) = (folder.path().join("r.pqr"), folder.path().join("c.pqr"));

@@ -50,6 +50,7 @@ fn settings() -> ProbeSettings {
         cpus: online(),
         heartbeat_ns: None,
         ring_bytes: RING_BYTES_DEFAULT,
+        reads: false,
     }
 }
 

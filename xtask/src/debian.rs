@@ -1,14 +1,16 @@
 //! Programs that only some steps need, from the distribution's packages.
 
-use std::{env, path::Path, process::Command};
+use std::{env, path::PathBuf, process::Command};
 
 use anyhow::{bail, ensure};
 
 use crate::run;
 
-/// A program and the Debian or Ubuntu package that has it.
+/// What a step needs.
 pub(crate) struct Needed {
+    /// A program by its name, or any file by its absolute path.
     pub(crate) program: &'static str,
+    /// The Debian or Ubuntu package that has it.
     pub(crate) package: &'static str,
 }
 
@@ -57,7 +59,7 @@ pub(crate) fn require(what_for: &str, needed: &[Needed]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// /proc/self belongs to the effective user.
+/// Whether this process may do everything: /proc/self belongs to the effective user.
 pub(crate) fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt as _;
     std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
@@ -65,8 +67,15 @@ pub(crate) fn is_root() -> bool {
 
 /// In PATH, or where programs of the administrator lie, which is in no ordinary user's PATH.
 fn is_there(program: &str) -> bool {
+    find(program).exists()
+}
+
+/// Where a program is; its bare name if it is nowhere.
+pub(crate) fn find(program: &str) -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
-        .chain([Path::new("/usr/sbin").to_owned(), Path::new("/sbin").to_owned()])
-        .any(|folder| folder.join(program).is_file())
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|folder| folder.join(program))
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| program.into())
 }

@@ -1,10 +1,15 @@
 //! `cargo xtask`: set-up, run and test from a fresh clone, with cargo and a C compiler as the only needs.
 
 mod check;
+mod cross;
 mod debian;
 mod fuzz;
+mod guest;
+mod hosts;
+mod infra;
 mod nginx;
 mod setup;
+mod vm;
 
 use std::{
     env,
@@ -29,7 +34,8 @@ struct Options {
 enum Task {
     /// Installs the toolchain's components and the pinned bpf-linker, if missing
     Setup,
-    /// Builds, then benchmarks: everything after `run` goes to `pqtail run` (needs root)
+    /// Builds, then benchmarks: everything after `run` goes to `pqtail run` (needs root on the machines that it runs on). With
+    /// --hosts it builds for these too
     #[command(disable_help_flag = true)]
     Run(PassedOn),
     /// Builds, then analyses a recorded run: everything after `analyze` goes to `pqtail analyze`
@@ -44,10 +50,23 @@ enum Task {
     /// Builds, then brings home what a run left on its hosts: everything after `fetch` goes to `pqtail fetch`
     #[command(disable_help_flag = true)]
     Fetch(PassedOn),
+    /// Builds, then examines this host: everything after `doctor` goes to `pqtail doctor` (root: it tries the probes)
+    #[command(disable_help_flag = true)]
+    Doctor(PassedOn),
     /// Formatting, lints, documentation and tests (the tests of probes and links need root)
     Test,
+    /// Builds static binaries for the hosts of a run into target/deploy
+    Deploy(DeployOptions),
+    /// Boots two virtual machines with kernels of their own, and runs between them (needs root for packages only)
+    Vm(vm::VmOptions),
     /// Feeds hostile input to what reads recordings, until something breaks or the time is up (needs a C++ compiler)
     Fuzz(fuzz::FuzzOptions),
+    /// Makes two hosts at a cloud provider: shows what they cost and asks first (needs Terraform and an account)
+    Up(infra::UpOptions),
+    /// Waits until both hosts are set up, and pins their host keys
+    WaitReady(infra::WaitReadyOptions),
+    /// Destroys the two hosts and asks the provider whether anything is left
+    Down(infra::DownOptions),
 }
 
 #[derive(clap::Args)]
@@ -56,21 +75,54 @@ struct PassedOn {
     arguments: Vec<OsString>,
 }
 
+#[derive(clap::Args)]
+struct DeployOptions {
+    /// For which [default: all]
+    #[arg(value_enum)]
+    architectures: Vec<cross::Architecture>,
+}
+
+impl DeployOptions {
+    fn build(&self) -> anyhow::Result<()> {
+        let architectures = match self.architectures.as_slice() {
+            [] => &cross::Architecture::ALL[..],
+            named => named,
+        };
+        let folder = cross::binaries(architectures)?;
+        eprintln!("xtask: the binaries are in {}", folder.display());
+        Ok(())
+    }
+}
+
 fn main() -> anyhow::Result<()> {
     match Options::parse().task {
         Task::Setup => setup::setup(),
-        Task::Run(passed_on) => pqtail("run", &passed_on),
+        Task::Run(passed_on) => hosts::run(passed_on),
         Task::Analyze(passed_on) => pqtail("analyze", &passed_on),
         Task::Explain(passed_on) => pqtail("explain", &passed_on),
         Task::Truth(passed_on) => pqtail("truth", &passed_on),
         Task::Fetch(passed_on) => pqtail("fetch", &passed_on),
+        Task::Doctor(passed_on) => pqtail("doctor", &passed_on),
         Task::Test => check::test(),
+        Task::Deploy(options) => options.build(),
+        Task::Vm(options) => vm::vm(&options),
         Task::Fuzz(options) => fuzz::fuzz(&options),
+        Task::Up(options) => infra::up(&options),
+        Task::WaitReady(options) => infra::wait_ready(&options),
+        Task::Down(options) => infra::down(&options),
     }
 }
 
 /// Builds `pqtail` and becomes it, so that Ctrl-C and the exit status are its own.
 fn pqtail(subcommand: &str, passed_on: &PassedOn) -> anyhow::Result<()> {
+    let binary = build()?;
+    let mut command = Command::new(&binary);
+    let failure = command.arg(subcommand).args(&passed_on.arguments).exec();
+    Err(failure).with_context(|| format!("start {}", binary.display()))
+}
+
+/// Builds `pqtail` for this machine, and says where it is.
+fn build() -> anyhow::Result<PathBuf> {
     setup::setup()?;
     // With its own target folder, whatever CARGO_TARGET_DIR says: the build script looks for the tools there too.
     let target = root().join("target");
@@ -85,15 +137,7 @@ fn pqtail(subcommand: &str, passed_on: &PassedOn) -> anyhow::Result<()> {
         "--target-dir",
     ]);
     run("build pqtail", build.arg(&target))?;
-
-    let binary = target.join("release/pqtail");
-    let mut command = Command::new(&binary);
-    command.arg(subcommand).args(&passed_on.arguments);
-    if subcommand == "run" && nginx::is_wanted(&passed_on.arguments) {
-        command.arg("--nginx-root").arg(nginx::provide()?);
-    }
-    let failure = command.exec();
-    Err(failure).with_context(|| format!("start {}", binary.display()))
+    Ok(target.join("release/pqtail"))
 }
 
 /// The workspace's root, whatever folder the task was called from.

@@ -481,6 +481,21 @@ fn probes(manifest: &Manifest) -> BTreeMap<String, Vec<crate::record::manifest::
     probes
 }
 
+/// Where in the order of their ends the requests of a trial are taken to be over: the few that come later wait, for a segment sent
+/// again for example, and their ends say nothing of how long the trial kept its threads busy.
+const LASTED_QUANTILE: f64 = 0.99;
+
+/// How long a trial kept its threads busy, ns: as planned, or longer if it could not keep up. Takes when each request was meant to
+/// start and when it was done (0: never).
+fn lasted_ns(planned_ns: u64, times_ns: impl Iterator<Item = (u64, u64)>) -> u64 {
+    let (intended, mut done): (Vec<u64>, Vec<u64>) = times_ns.filter(|(_, done_ns)| *done_ns > 0).unzip();
+    done.sort_unstable();
+    match intended.iter().min() {
+        Some(begin_ns) => planned_ns.max(quantile(&done, LASTED_QUANTILE).saturating_sub(*begin_ns)),
+        None => planned_ns,
+    }
+}
+
 fn facts(
     manifest: &Manifest,
     trials: &[TrialAnalysis],
@@ -497,13 +512,11 @@ fn facts(
         .flat_map(|pool| pool.lateness.iter().copied())
         .collect();
     lateness.sort_unstable();
-    // A trial that cannot keep up lasts longer than planned.
     let lasted_ns = |index: u32| {
         let trial = trials.iter().find(|each| each.trial.index == index);
-        let rows = || trial.into_iter().flat_map(|each| &each.rows);
-        let begin_ns = rows().map(|row| row.stamps.intended_ns).min().unwrap_or(0);
-        let end_ns = rows().map(|row| row.stamps.done_ns).max().unwrap_or(0);
-        (plan.duration_ns.saturating_add(plan.warmup_ns)).max(end_ns.saturating_sub(begin_ns))
+        let rows = trial.into_iter().flat_map(|each| &each.rows);
+        let times = rows.map(|row| (row.stamps.intended_ns, row.stamps.done_ns));
+        lasted_ns(plan.duration_ns.saturating_add(plan.warmup_ns), times)
     };
     let busy = |cpu_ns: fn(&crate::record::manifest::TrialRecord) -> u64, threads: usize| {
         let shares = manifest.trials.iter();
@@ -564,5 +577,33 @@ fn facts(
             .iter()
             .find(|difference| difference.statistic == "p50")
             .and_then(|difference| Some((difference.difference_ns, difference.interval_ns?))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn one_straggler_does_not_make_a_trial_longer() {
+        let mut times: Vec<_> = (0..1_000)
+            .map(|i| (i * SECOND / 1_000, (i + 1) * SECOND / 1_000))
+            .collect();
+        times[500].1 = 4 * SECOND;
+        assert_eq!(lasted_ns(SECOND, times.into_iter()), SECOND);
+    }
+
+    #[test]
+    fn a_trial_that_cannot_keep_up_lasts_longer_than_planned() {
+        let late = (0..1_000).map(|i| (i * SECOND / 1_000, (i + 1) * SECOND / 250));
+        let lasted = lasted_ns(SECOND, late);
+        assert!(lasted > 39 * SECOND / 10 && lasted <= 4 * SECOND, "{lasted}");
+    }
+
+    #[test]
+    fn a_trial_without_requests_lasts_as_planned() {
+        assert_eq!(lasted_ns(SECOND, [(5, 0)].into_iter()), SECOND);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use pqtail_common::{Head, Packet, Socket, Span, Switch, Wake, flag, kind};
+use pqtail_common::{Head, Packet, Socket, Span, Switch, Wake, flag, kind, pending};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::Recorded;
@@ -231,6 +231,11 @@ impl Story {
             local_port: local.1,
             remote: remote.0,
             remote_port: remote.1,
+            pending: if kind == kind::WRITE_TIMER {
+                pending::RETRANSMIT
+            } else {
+                0
+            },
             ..Socket::default()
         };
         self.store(side, &record);

@@ -388,6 +388,8 @@ impl<'a> Joined<'a> {
                 kind::RETRANSMIT_SYNACK => {
                     (Line::Retransmit(Segment::SynAck), "SYN-ACK sent again".to_owned())
                 }
+                // Nothing was armed any more: the kernel lets such a firing pass.
+                kind::WRITE_TIMER if incident.reason == 0 => continue,
                 kind::WRITE_TIMER => (
                     data,
                     match incident.reason {
@@ -408,7 +410,8 @@ impl<'a> Joined<'a> {
     }
 
     fn outlier(&self, row: &Row, ledger: Ledger, baseline: &Baseline, witness: Witness<'_>) -> Outlier {
-        let (cause, excess_ns, share) = baseline.cause(&ledger);
+        let clock_error_ns = self.alignment.as_ref().map_or(0, |alignment| alignment.error_ns);
+        let (cause, excess_ns, share) = baseline.cause(&ledger, clock_error_ns);
         Outlier {
             request: row.stamps.request,
             arm: self.trial.arm.to_string(),

@@ -52,7 +52,7 @@ pub enum ThreadLine {
     Stopped,
     /// Asleep in the middle of its own work: I/O, page fault, reclaim, lock.
     Blocked,
-    /// The connection was complete and waited to be accepted.
+    /// The connection was complete and waited to be accepted, or the listener had no room for it.
     AcceptQueue,
 }
 

@@ -46,11 +46,13 @@ pub enum Detail {
     Stopped(u32),
     /// Asleep in the middle of its work.
     Asleep(Nap),
-    /// The same, in the middle of another request's work.
+    /// The same, in the middle of another request's work, while this one waits for the thread.
     AsleepForOther(Nap),
     /// The thread reclaimed memory itself; whether its cgroup's limit asked for it.
     Reclaim(bool),
-    /// The listener had no room.
+    /// SYNs were taken in and not answered: mostly the listener had no room, which no record says.
+    Unanswered,
+    /// The listener had no room for a first flight.
     QueueFull,
     /// The server's thread did not accept.
     NotAccepted,
@@ -179,11 +181,12 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
         Owner::Lost(segment, resend) => {
             return sink(whole(Line::Retransmit(segment), Detail::Resent(segment, resend)));
         }
-        Owner::Refused => {
-            return sink(whole(
-                Line::Thread(Side::Server, ThreadLine::AcceptQueue),
-                Detail::QueueFull,
-            ));
+        Owner::Unanswered | Owner::Refused => {
+            let detail = match interval.owner {
+                Owner::Unanswered => Detail::Unanswered,
+                _ => Detail::QueueFull,
+            };
+            return sink(whole(Line::Thread(Side::Server, ThreadLine::AcceptQueue), detail));
         }
         Owner::Unknown => return sink(whole(Line::Unexplained, Detail::Nobody)),
         Owner::Waiting { side, .. }
@@ -221,9 +224,9 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
             }
         }
         Owner::Waiting { tid, cpu, .. } => holder(tid).spend((from, to), Waits::Packet(cpu), &mut meter),
-        Owner::Queued { tid, .. } => holder(tid).spend((from, to), Waits::Queued, &mut meter),
+        Owner::Queued { tid, cpu, .. } => holder(tid).spend((from, to), Waits::Queued(cpu), &mut meter),
         Owner::Active { tid, .. } => holder(tid).spend((from, to), Waits::No, &mut meter),
-        Owner::Wire | Owner::Held | Owner::Lost(..) | Owner::Refused | Owner::Unknown => {
+        Owner::Wire | Owner::Held | Owner::Lost(..) | Owner::Unanswered | Owner::Refused | Owner::Unknown => {
             unreachable!("charged whole above")
         }
     }
@@ -246,8 +249,8 @@ enum Waits {
     No,
     /// To notice a packet, which came in on this CPU, or its own timer.
     Packet(Option<u32>),
-    /// To accept the connection.
-    Queued,
+    /// To accept the connection, whose first flight came in on this CPU.
+    Queued(u32),
 }
 
 /// The thread that has the request in an interval.
@@ -300,6 +303,9 @@ impl Holder<'_> {
                     (ThreadLine::Softirq, Detail::Task(other))
                 }
                 Doing::Run(other) => (ThreadLine::RunQueue, Detail::Task(other)),
+                Doing::Presumed(other) if self.view.cpus.is_softirq_thread(other) => {
+                    (ThreadLine::Softirq, Detail::Presumed(other))
+                }
                 Doing::Presumed(other) => (ThreadLine::RunQueue, Detail::Presumed(other)),
                 Doing::Idle => (ThreadLine::Wakeup, Detail::IdleCpu),
                 _ => {
@@ -319,23 +325,24 @@ impl Holder<'_> {
 
     fn asleep(&self, stay: Stay, cpu: u32, sleep: Nap, waits: Waits, meter: &mut Meter<'_>) {
         let blocked = self.line(ThreadLine::Blocked);
-        if matches!(waits, Waits::No) {
-            let detail = Detail::Asleep(sleep);
-            return meter.charge(blocked, stay.start_ns, stay.end_ns, Some(cpu), detail);
-        }
         let idly = |from, to, meter: &mut Meter<'_>| match waits {
+            Waits::No => meter.charge(blocked, from, to, Some(cpu), Detail::Asleep(sleep)),
             // Its packet is in, or its timer is due, and nobody has woken it: what does that CPU do instead?
             Waits::Packet(arrived_cpu) => self.unwoken(arrived_cpu.unwrap_or(cpu), (from, to), meter),
-            _ => {
-                let queue = self.line(ThreadLine::AcceptQueue);
-                meter.charge(queue, from, to, Some(cpu), Detail::NotAccepted);
-            }
+            Waits::Queued(arrived_cpu) => self.unaccepted(arrived_cpu, (from, to), meter),
         };
+        if matches!(waits, Waits::No) {
+            return idly(stay.start_ns, stay.end_ns, meter);
+        }
         let mut at = stay.start_ns;
         for work in self.view.active.between(self.tid, stay.start_ns, stay.end_ns) {
             idly(at, work.start_ns, meter);
-            // It sleeps in the middle of another request's work, and this one has to wait for that.
-            let detail = Detail::AsleepForOther(sleep);
+            // Mostly it sleeps in the middle of another request's work, and this one has to wait for that.
+            let detail = if work.request == self.request {
+                Detail::Asleep(sleep)
+            } else {
+                Detail::AsleepForOther(sleep)
+            };
             meter.charge(blocked, work.start_ns, work.end_ns, Some(cpu), detail);
             at = work.end_ns;
         }
@@ -348,6 +355,18 @@ impl Holder<'_> {
             if stretch.doing == Doing::Idle {
                 let line = self.line(ThreadLine::Wakeup);
                 meter.charge(line, stretch.start_ns, stretch.end_ns, Some(cpu), Detail::IdleCpu);
+            } else {
+                interrupted(self.side, cpu, stretch, meter);
+            }
+        }
+    }
+
+    /// The connection is complete and the thread sleeps: has the CPU that took it in come to wake it?
+    fn unaccepted(&self, cpu: u32, (from, to): (u64, u64), meter: &mut Meter<'_>) {
+        for stretch in self.view.cpus.between(cpu, from, to) {
+            if matches!(stretch.doing, Doing::Idle | Doing::Run(_) | Doing::Presumed(_)) {
+                let (line, detail) = (self.line(ThreadLine::AcceptQueue), Detail::NotAccepted);
+                meter.charge(line, stretch.start_ns, stretch.end_ns, Some(cpu), detail);
             } else {
                 interrupted(self.side, cpu, stretch, meter);
             }
@@ -400,4 +419,139 @@ fn interrupted(side: Side, cpu: u32, stretch: Stretch, meter: &mut Meter<'_>) {
         Some(cpu),
         detail,
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use pqtail_common::{Head, Span, Switch, kind};
+    use zerocopy::IntoBytes as _;
+
+    use super::*;
+    use crate::timeline::cpu::Raw;
+
+    const SERVER: u32 = 7;
+
+    fn told(at_ns: u64, kind: u8, cpu: u16, tid: u32) -> Head {
+        Head {
+            at_ns,
+            kind,
+            flags: 0,
+            cpu,
+            tid,
+        }
+    }
+
+    fn switch(at_ns: u64, cpu: u16, from: u32, to: u32, prev_state: u32, comm: &[u8]) -> Raw {
+        let mut next_comm = [0; 16];
+        next_comm[..comm.len()].copy_from_slice(comm);
+        let switch = Switch {
+            head: told(at_ns, kind::SWITCH, cpu, from),
+            next_tid: to,
+            next_comm,
+            prev_state,
+            ..Switch::default()
+        };
+        switch.as_bytes().try_into().unwrap()
+    }
+
+    fn softirq(start_ns: u64, end_ns: u64, cpu: u16, tid: u32) -> Raw {
+        let span = Span {
+            head: told(end_ns, kind::SOFTIRQ, cpu, tid),
+            start_ns,
+            number: 3,
+            ..Span::default()
+        };
+        span.as_bytes().try_into().unwrap()
+    }
+
+    /// ns and detail by line of request 1, whose interval from 100 to 200 the server's thread has.
+    fn spent(records: &[Raw], active: &[(u32, u64, u64)], waits: Waits) -> BTreeMap<(Line, Detail), u64> {
+        let cpus = Cpus::build(records);
+        let threads = Threads::build(records, &BTreeSet::from([SERVER]));
+        let mut work = Active::default();
+        for &(request, start_ns, end_ns) in active {
+            work.add(SERVER, request, start_ns, end_ns);
+        }
+        work.seal();
+        let gaps = Gaps::default();
+        let holder = Holder {
+            side: Side::Server,
+            view: HostView {
+                cpus: &cpus,
+                threads: &threads,
+                active: &work,
+                gaps: &gaps,
+            },
+            tid: SERVER,
+            request: 1,
+        };
+        let mut charges = BTreeMap::new();
+        let mut sink =
+            |charge: Charge| *charges.entry((charge.line, charge.detail)).or_default() += charge.ns;
+        let mut meter = Meter {
+            start: RunNs(100),
+            host_start_ns: 100,
+            left_ns: 100,
+            sink: &mut sink,
+        };
+        holder.spend((100, 200), waits, &mut meter);
+        charges
+    }
+
+    fn line(line: ThreadLine) -> Line {
+        Line::Thread(Side::Server, line)
+    }
+
+    #[test]
+    fn a_softirq_where_the_connection_came_in_is_no_wait_to_be_accepted() {
+        // The thread left CPU 0; the first flight comes in on CPU 1, whose softirq lasts from 110 to 150.
+        let records = [
+            switch(50, 0, SERVER, 0, 1, b""),
+            switch(60, 1, 9, 0, 1, b""),
+            softirq(110, 150, 1, 0),
+            switch(300, 0, 0, SERVER, 0, b"server"),
+            switch(301, 1, 0, 9, 0, b"other"),
+        ];
+        assert_eq!(
+            spent(&records, &[], Waits::Queued(1)),
+            BTreeMap::from([
+                ((line(ThreadLine::Softirq), Detail::Softirq(3)), 40),
+                ((line(ThreadLine::AcceptQueue), Detail::NotAccepted), 60),
+            ])
+        );
+    }
+
+    #[test]
+    fn a_sleep_in_its_own_work_is_not_for_another_request() {
+        let records = [
+            switch(50, 0, SERVER, 0, 2, b""),
+            switch(300, 0, 0, SERVER, 0, b"server"),
+        ];
+        let nap = Nap {
+            state: 2,
+            ..Nap::default()
+        };
+        assert_eq!(
+            spent(&records, &[(1, 100, 140), (2, 140, 200)], Waits::Packet(None)),
+            BTreeMap::from([
+                ((line(ThreadLine::Blocked), Detail::Asleep(nap)), 40),
+                ((line(ThreadLine::Blocked), Detail::AsleepForOther(nap)), 60),
+            ])
+        );
+    }
+
+    #[test]
+    fn the_softirq_thread_that_is_only_presumed_there_is_softirq_too() {
+        // ksoftirqd comes in; its switch-out is lost, and the thread that comes in at 300 leaves somebody else behind.
+        let records = [
+            switch(90, 0, SERVER, 19, 0, b"ksoftirqd/0"),
+            switch(300, 0, 9, SERVER, 0, b"server"),
+        ];
+        assert_eq!(
+            spent(&records, &[], Waits::Packet(None)),
+            BTreeMap::from([((line(ThreadLine::Softirq), Detail::Presumed(19)), 100)])
+        );
+    }
 }

@@ -26,6 +26,8 @@ pub enum Owner {
         side: Side,
         /// The thread.
         tid: u32,
+        /// Where its first flight was taken in.
+        cpu: u32,
     },
     /// A thread that works on it.
     Active {
@@ -47,7 +49,9 @@ pub enum Owner {
     Held,
     /// Lost under way, waiting to be sent again.
     Lost(Segment, Resend),
-    /// A SYN or a first flight that the listener had no room for, until the client sent it again.
+    /// SYNs that the server's host took in and did not answer, until the client sent the last of them.
+    Unanswered,
+    /// A first flight that the listener had no room for, until the client sent it again.
     Refused,
     /// The records do not say.
     Unknown,
@@ -141,8 +145,8 @@ pub fn intervals(
             ),
             (What::SynAck, _) => {
                 let cpu = before.map_or(crossing.arrived_cpu, |syn| syn.arrived_cpu);
-                if let Some(again) = crossing.refused_until {
-                    chain.to(alignment.server(again), "SYN not answered", Owner::Refused);
+                if let Some(again) = crossing.unanswered_until {
+                    chain.to(alignment.server(again), "SYN not answered", Owner::Unanswered);
                 }
                 chain.to(
                     out,
@@ -260,6 +264,7 @@ fn turn(
                 let queued = Owner::Queued {
                     side: Side::Server,
                     tid: connection.worker_tid,
+                    cpu: before.arrived_cpu,
                 };
                 let accepted = alignment.server(HostNs(connection.accepted_ns));
                 chain.to(accepted.min(out), "wait to be accepted", queued);

@@ -22,12 +22,7 @@ pub(super) enum Kind {
 const SIGNS: [(Kind, &[&str]); 7] = [
     (
         Kind::Reclaim,
-        &[
-            "try_to_free_",
-            "shrink_",
-            "balance_dirty_pages",
-            "mem_cgroup_handle_over_high",
-        ],
+        &["try_to_free_", "shrink_", "mem_cgroup_handle_over_high"],
     ),
     (
         Kind::PageFault,
@@ -50,6 +45,8 @@ const SIGNS: [(Kind, &[&str]); 7] = [
             "iomap_dio_",
             "__iomap_dio",
             "jbd2_",
+            // Who writes faster than the disk takes it is made to wait; no memory is reclaimed in there.
+            "balance_dirty_pages",
         ],
     ),
     (Kind::Lock, &["futex_", "__futex_", "do_futex"]),
@@ -187,6 +184,8 @@ mod tests {
         assert_eq!(said(None, &fault), "page fault");
         let reclaim = [&disk[..], &["shrink_folio_list", "try_to_free_pages"]].concat();
         assert_eq!(said(Some(17), &reclaim), "memory reclaim (pread64)");
+        let throttle = ["schedule_timeout", "balance_dirty_pages", "generic_perform_write"];
+        assert_eq!(said(Some(18), &throttle), "disk (system call 18)");
         assert_eq!(
             said(Some(202), &["schedule", "futex_wait_queue", "futex_wait"]),
             "lock (futex)"

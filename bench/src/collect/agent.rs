@@ -5,6 +5,7 @@
 //! agent finishes what it records, and ends.
 
 use std::{
+    collections::BTreeSet,
     io::{self, BufRead as _, Write as _},
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
@@ -21,7 +22,9 @@ use anyhow::{Context as _, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    doctor,
     drain::Drain,
+    foreign::{Foreign, process_of},
     host, link,
     load::{Load, LoadSettings, Progress, TrialOutcome},
     nginx::{Nginx, NginxSettings, Program},
@@ -54,12 +57,16 @@ pub enum Order {
     },
     /// The controller lives. Has no answer.
     Ping,
+    /// Examine the host.
+    Doctor(doctor::Questions),
     /// Local ends only: make this end's link.
     Link {
         /// The client's end makes the link to the server's process; the server's end has none and waits for it.
         peer_pid: Option<u32>,
         /// This end's address.
         address: Ipv4Addr,
+        /// Whether this end is the machine's own namespace.
+        shared: bool,
     },
     /// Become the embedded server.
     Serve {
@@ -91,6 +98,13 @@ pub enum Order {
         /// Folder for recordings, and for the configuration.
         folder: PathBuf,
     },
+    /// Answer for a server that runs already.
+    Adopt {
+        /// Where it listens.
+        ports: Vec<u16>,
+        /// Folder for recordings.
+        folder: PathBuf,
+    },
     /// Become the load generator.
     Load {
         /// The server's address.
@@ -101,8 +115,8 @@ pub enum Order {
         cpus: Vec<u32>,
         /// What is run.
         plan: Box<Plan>,
-        /// The server's certificate.
-        certificate: Vec<u8>,
+        /// The server's certificate; `None` for a server of somebody else's.
+        certificate: Option<Vec<u8>>,
         /// Folder for recordings.
         folder: PathBuf,
     },
@@ -114,8 +128,8 @@ pub enum Order {
         cpus: Vec<u32>,
         /// Threads whose wake-ups are recorded.
         threads: Vec<u32>,
-        /// Processes whose calls of libssl are recorded: those of a server that takes no stamps itself.
-        libssl_of: Vec<u32>,
+        /// The server, if it takes no stamps itself.
+        foreign: Option<ForeignServer>,
         /// CPUs for the drain; none are to spare if empty.
         drain_cpus: Vec<u32>,
         /// Period of the heartbeat, ns; 0 for none.
@@ -154,10 +168,19 @@ pub enum Answer {
     },
     /// Comes unasked, at any time: the host will be taken away. The words say when and by whom.
     Notice(String),
+    /// To `Doctor`.
+    Findings(Vec<doctor::Finding>),
     /// Done, nothing to say.
     Done,
-    /// The workers' thread ids.
+    /// The load generator's workers' thread ids.
     Threads(Vec<u32>),
+    /// A server is ready.
+    Serves {
+        /// Its threads.
+        threads: Vec<u32>,
+        /// Its name and version, and its TLS library's, as far as they are known.
+        software: String,
+    },
     /// Every probe.
     Probes(Vec<ProbeStatus>),
     /// A server's trial: what it recorded, and the workers' CPU time, ns.
@@ -185,11 +208,26 @@ pub struct Met {
     pub facts: HostFacts,
 }
 
+/// What a recorder must know of a server that takes no stamps itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ForeignServer {
+    /// Its threads; calls of libssl are recorded in their processes.
+    pub threads: Vec<u32>,
+    /// Where its libssl is, as it sees that; `None` for what it has mapped.
+    pub libssl: Option<PathBuf>,
+}
+
 /// What an agent has become.
 enum Role {
     None,
     Serve(Server, PathBuf),
-    Nginx(Nginx, PathBuf),
+    Foreign {
+        /// Dropped before the nginx, so that its end is no news.
+        server: Foreign,
+        /// What was started for it.
+        _nginx: Option<Nginx>,
+        folder: PathBuf,
+    },
     Load(Load, PathBuf),
     Probe(Box<(Probes, Drain)>, PathBuf, CpuTicks),
 }
@@ -231,7 +269,7 @@ pub fn run() -> anyhow::Result<()> {
     match &mut role {
         Role::Serve(server, _) => drop(server.end_trial()),
         Role::Probe(probe, ..) => drop(probe.1.end_trial()),
-        Role::None | Role::Load(..) | Role::Nginx(..) => {}
+        Role::None | Role::Load(..) | Role::Foreign { .. } => {}
     }
     Ok(())
 }
@@ -310,6 +348,11 @@ fn say(answer: &Answer) -> anyhow::Result<()> {
         .context("answer the controller")
 }
 
+/// Says something unasked. If nobody hears it, the controller is gone, and that is found out anyway.
+fn tell(notice: String) {
+    let _ = say(&Answer::Notice(notice));
+}
+
 fn folder(path: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))
 }
@@ -331,13 +374,21 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
                 }),
             }
         }
-        (Order::Link { peer_pid, address }, _) => {
+        (Order::Doctor(questions), _) => Answer::Findings(doctor::examine(&questions)),
+        (
+            Order::Link {
+                peer_pid,
+                address,
+                shared,
+            },
+            _,
+        ) => {
             match peer_pid {
                 Some(peer) => {
                     link::join(peer, address, link::PREFIX)?;
                     link::widen_ports()?;
                 }
-                None => link::configure(address, link::PREFIX)?,
+                None => link::configure(address, link::PREFIX, shared)?,
             }
             Answer::Done
         }
@@ -360,9 +411,12 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
                 identity,
                 faults,
             })?;
-            let tids = server.worker_tids();
+            let serves = Answer::Serves {
+                threads: server.worker_tids(),
+                software: format!("pqtail {} with rustls", crate::VERSION),
+            };
             *role = Role::Serve(server, path);
-            Answer::Threads(tids)
+            serves
         }
         (
             Order::ServeNginx {
@@ -384,9 +438,31 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
                 identity,
                 folder: path.clone(),
             })?;
-            let tids = nginx.worker_tids();
-            *role = Role::Nginx(nginx, path);
-            Answer::Threads(tids)
+            let foreign = Foreign::new(nginx.pids(), tell)?;
+            let serves = Answer::Serves {
+                threads: foreign.tids()?,
+                software: nginx.version().to_owned(),
+            };
+            *role = Role::Foreign {
+                server: foreign,
+                _nginx: Some(nginx),
+                folder: path,
+            };
+            serves
+        }
+        (Order::Adopt { ports, folder: path }, _) => {
+            folder(&path)?;
+            let foreign = Foreign::listening(&ports, tell)?;
+            let serves = Answer::Serves {
+                threads: foreign.tids()?,
+                software: foreign.name(),
+            };
+            *role = Role::Foreign {
+                server: foreign,
+                _nginx: None,
+                folder: path,
+            };
+            serves
         }
         (
             Order::Load {
@@ -416,7 +492,7 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
                 ports,
                 cpus,
                 threads,
-                libssl_of,
+                foreign,
                 drain_cpus,
                 heartbeat_ns,
                 ring_bytes,
@@ -431,13 +507,21 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
                 cpus,
                 heartbeat_ns,
                 ring_bytes,
+                reads: foreign.is_some(),
             })?;
             for tid in threads {
                 probes.watch_thread(tid)?;
             }
-            for pid in libssl_of {
-                // What is not attached is in the status, with its consequence.
-                let _ = probes.attach_libssl(pid, None);
+            if let Some(foreign) = foreign {
+                let processes: BTreeSet<u32> = foreign
+                    .threads
+                    .iter()
+                    .filter_map(|&tid| process_of(tid))
+                    .collect();
+                for pid in processes {
+                    // What is not attached is in the status, with its consequence.
+                    let _ = probes.attach_libssl(pid, foreign.libssl.as_deref());
+                }
             }
             let drain = Drain::start(&mut probes, (!drain_cpus.is_empty()).then_some(drain_cpus))?;
             let status = probes.status().to_vec();
@@ -449,9 +533,9 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
             server.begin_trial(&recording(path, stream_name::CONNECTIONS, trial), trial)?;
             Answer::Done
         }
-        (Order::Begin { trial }, Role::Nginx(nginx, path)) => {
-            host::require_room(path)?;
-            nginx.begin_trial(&recording(path, stream_name::CONNECTIONS, trial), trial)?;
+        (Order::Begin { trial }, Role::Foreign { server, folder, .. }) => {
+            host::require_room(folder)?;
+            server.begin_trial(&recording(folder, stream_name::CONNECTIONS, trial), trial)?;
             Answer::Done
         }
         (Order::Begin { trial }, Role::Probe(probe, path, ticks)) => {
@@ -466,8 +550,8 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
             let (written, cpu_ns) = server.end_trial()?;
             Answer::Served(written, cpu_ns)
         }
-        (Order::End, Role::Nginx(nginx, _)) => {
-            let (written, cpu_ns) = nginx.end_trial()?;
+        (Order::End, Role::Foreign { server, .. }) => {
+            let (written, cpu_ns) = server.end_trial()?;
             Answer::Served(written, cpu_ns)
         }
         (Order::End, Role::Probe(probe, _, before)) => {

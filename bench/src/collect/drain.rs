@@ -163,7 +163,7 @@ struct Trial {
     record: KernelRecord,
     cpu_ns_at_begin: u64,
     flushed: Instant,
-    /// Code that sleeping threads were in, by its distance from `_text`: to be named at the end.
+    /// Code that sleeping threads were in, by its distance from `_stext`: to be named at the end.
     code: BTreeSet<u32>,
 }
 
@@ -184,7 +184,8 @@ impl Trial {
         if record[KIND] == kind::SLEEP
             && let Ok(sleep) = Sleep::read_from_bytes(record)
         {
-            self.code.extend(sleep.frames);
+            self.code
+                .extend(sleep.frames.iter().take(sleep.frames_count as usize));
         }
         self.attempt(|writer| writer.push(record));
     }

@@ -17,7 +17,7 @@ use super::{
     host,
     inventory::Inventory,
     link::{CLIENT_ADDRESS, SERVER_ADDRESS},
-    run::RunOptions,
+    run::{RunOptions, ServerChoice},
     ssh::{Lodging, Session},
 };
 
@@ -51,6 +51,8 @@ pub(super) struct Place {
     pub(super) folder: PathBuf,
     /// Folder of its kernel's recordings, relative to the run's.
     pub(super) kernel: PathBuf,
+    /// The nginx that the inventory names.
+    pub(super) nginx: Option<PathBuf>,
 }
 
 /// Who records one kernel.
@@ -102,17 +104,21 @@ impl Ends {
         let allowed = host::allowed_cpus()?;
         let placement = place(options, &allowed)?;
         let (tell, notices) = mpsc::channel();
-        let mut server = Agent::start("server", true, tell.clone())?;
+        // A server that runs already is in the machine's own namespace.
+        let shared = matches!(options.server, ServerChoice::Adopted { .. });
+        let mut server = Agent::start("server", !shared, tell.clone())?;
         let mut load = Agent::start("load generator", true, tell.clone())?;
         let (at_server, at_client) = (server.hello(None)?, load.hello(None)?);
         // The server's end waits for the link that the client's end makes.
         server.order(&Order::Link {
             peer_pid: None,
             address: SERVER_ADDRESS,
+            shared,
         })?;
         load.ask(&Order::Link {
             peer_pid: Some(at_server.pid),
             address: CLIENT_ADDRESS,
+            shared: false,
         })?;
         server.answer()?;
         let kernel = PathBuf::from("raw/local");
@@ -132,6 +138,7 @@ impl Ends {
             cpus,
             folder: folder.to_owned(),
             kernel: kernel.clone(),
+            nginx: None,
         };
         Ok(Self {
             load,
@@ -297,6 +304,7 @@ impl Hosts {
             cpus,
             folder: session.folder().to_owned(),
             kernel: PathBuf::from(kernel),
+            nginx: session.nginx().map(Path::to_owned),
         };
         let client_at = at(
             &self.client,
@@ -400,6 +408,24 @@ pub fn fetch(results: &Path) -> anyhow::Result<()> {
         Some(error) => Err(error),
         None => fs::remove_file(results.join(LODGINGS)).context("note that all is here"),
     }
+}
+
+/// The architectures of an inventory's hosts, client first, as `uname -m` names them.
+///
+/// # Errors
+/// When a host cannot be reached.
+pub fn machines(inventory: &Path) -> anyhow::Result<[String; 2]> {
+    let inventory = Inventory::read(inventory)?;
+    // Nothing is put there.
+    let lodging = |reach| Lodging {
+        reach,
+        folder: PathBuf::new(),
+    };
+    let hosts = Hosts::connect(&Lodgings {
+        client: lodging(inventory.client),
+        server: lodging(inventory.server),
+    })?;
+    Ok([hosts.client.machine()?, hosts.server.machine()?])
 }
 
 fn start(session: &Session, name: &'static str, tell: &Sender<String>) -> anyhow::Result<(Agent, Met)> {

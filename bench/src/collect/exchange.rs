@@ -27,10 +27,55 @@ pub mod plain_bytes {
     pub const RESPONSE: usize = 132;
 }
 
-/// Whether this is the whole of the expected response.
+/// What a client has read of a response, from which it knows when it has all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// More is to come.
+    Part,
+    /// All of it has come.
+    Whole,
+    /// It is not what was asked for.
+    Wrong,
+}
+
+/// [`RESPONSE`] as our own servers give it, whatever stands in its header besides. `bytes` and `have` are as in [`any_response`].
 #[must_use]
-pub fn is_whole_response(bytes: &[u8]) -> bool {
-    bytes.starts_with(b"HTTP/1.1 200") && bytes.ends_with(b"\r\n\r\nOK\n")
+pub fn our_response(bytes: &[u8], have: usize) -> Reading {
+    if have > bytes.len() {
+        Reading::Wrong
+    } else if bytes.starts_with(b"HTTP/1.1 200") && bytes.ends_with(b"\r\n\r\nOK\n") {
+        Reading::Whole
+    } else {
+        Reading::Part
+    }
+}
+
+/// A response of any server: 200, of any length. `bytes` is its begin, as far as the reader keeps it, `have` how much has come.
+/// Without Content-Length it lasts until the server closes, which `is_closed` says.
+#[must_use]
+pub fn any_response(bytes: &[u8], have: usize, is_closed: bool) -> Reading {
+    let mut headers = [httparse::EMPTY_HEADER; 64];
+    let mut response = httparse::Response::new(&mut headers);
+    let body = match response.parse(bytes) {
+        Ok(httparse::Status::Complete(body)) => body,
+        Ok(httparse::Status::Partial) if have == bytes.len() => return Reading::Part,
+        // A header longer than what is kept is none of a server that is measured.
+        Ok(httparse::Status::Partial) | Err(_) => return Reading::Wrong,
+    };
+    if response.code != Some(200) {
+        return Reading::Wrong;
+    }
+    let length = response
+        .headers
+        .iter()
+        .find(|header| header.name.eq_ignore_ascii_case("content-length"));
+    let length = length.map(|header| str::from_utf8(header.value).ok()?.trim().parse::<usize>().ok());
+    match length {
+        Some(None) => Reading::Wrong,
+        Some(Some(length)) if have - body >= length => Reading::Whole,
+        None if is_closed => Reading::Whole,
+        _ => Reading::Part,
+    }
 }
 
 /// Hands received bytes to TLS; whether it took them.
@@ -57,4 +102,41 @@ pub(super) fn take_out<Side: SideData>(
         tls.write_tls(out)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_response_ends_with_its_length_or_with_the_connection() {
+        let told = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc";
+        let (head, whole) = (told.len() - 3, told.len());
+        for (bytes, have, is_closed, reading) in [
+            (&told[..10], 10, false, Reading::Part),
+            (&told[..10], 10, true, Reading::Part),
+            (&told[..head], head, false, Reading::Part),
+            (&told[..head], head, true, Reading::Part),
+            (&told[..], whole, false, Reading::Whole),
+            // More has come than is kept.
+            (&told[..head], whole, false, Reading::Whole),
+            (b"HTTP/1.1 200 OK\r\n\r\nabc", 22, false, Reading::Part),
+            (b"HTTP/1.1 200 OK\r\n\r\nabc", 22, true, Reading::Whole),
+            (b"HTTP/1.1 404 Not Found\r\n\r\n", 26, true, Reading::Wrong),
+            (
+                b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+                40,
+                false,
+                Reading::Wrong,
+            ),
+            (b"220 smtp.example ESMTP\r\n", 24, false, Reading::Wrong),
+        ] {
+            assert_eq!(
+                any_response(bytes, have, is_closed),
+                reading,
+                "{}",
+                String::from_utf8_lossy(bytes)
+            );
+        }
+    }
 }

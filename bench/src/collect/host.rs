@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use procfs::Current as _;
 
-use super::{btf, symbols};
+use super::{btf, symbols, timekeeping};
 use crate::record::manifest::{CpuTickRow, CpuTicks, HostFacts};
 
 /// Settings that shape TCP's or the scheduler's behaviour, by sysctl name.
@@ -97,6 +97,7 @@ pub fn facts() -> HostFacts {
             .map(|table| interrupt_names(&table))
             .unwrap_or_default(),
         syscalls: symbols::syscalls(),
+        timekeeping: timekeeping::read(),
         drop_reasons: btf::open().map(|btf| btf::drop_reasons(&btf)).unwrap_or_default(),
     }
 }
@@ -233,7 +234,7 @@ pub fn difference(before: &CpuTicks, after: &CpuTicks) -> CpuTicks {
 }
 
 /// The procfs crate lists CPUs by position, but an offline CPU has no row: the number is read from the row itself.
-fn tick_rows(stat: &str) -> BTreeMap<u32, CpuTickRow> {
+pub(super) fn tick_rows(stat: &str) -> BTreeMap<u32, CpuTickRow> {
     let mut rows = BTreeMap::new();
     for line in stat.lines() {
         let mut words = line.split_ascii_whitespace();
@@ -310,24 +311,29 @@ fn sysctl(name: &str) -> Option<String> {
 }
 
 fn cpus_online() -> u32 {
-    let counted = line("/sys/devices/system/cpu/online").map_or(0, |list| count_of_list(&list));
+    let counted = line("/sys/devices/system/cpu/online").map_or(0, |list| cpus_of_list(&list).len() as u32);
     if counted > 0 {
         return counted;
     }
     std::thread::available_parallelism().map_or(0, |count| count.get() as u32)
 }
 
-/// How many CPUs a kernel list such as `0-3,8` names.
-fn count_of_list(list: &str) -> u32 {
+/// What a kernel list such as `0-3,8` names: CPUs, or ports, so that no number of it is beyond 65,535.
+pub(super) fn cpus_of_list(list: &str) -> Vec<u32> {
     list.split(',')
-        .filter_map(|range| match range.split_once('-') {
-            Some((first, last)) => {
-                let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-                Some(last.checked_sub(first)? + 1)
-            }
-            None => range.trim().parse::<u32>().ok().map(|_| 1),
+        .filter_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+            Some(u32::from(first)..=u32::from(last))
         })
-        .sum()
+        .flatten()
+        .collect()
+}
+
+/// Numbers as a reader takes them: `0, 1, 4`.
+pub(super) fn list(numbers: &[u32]) -> String {
+    let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
+    numbers.join(", ")
 }
 
 /// x86 says it in words; arm64 only by numbers, which name the design (`0x41 0xd40` is Arm's Neoverse V1).
@@ -343,7 +349,7 @@ fn cpu_model() -> Option<String> {
 }
 
 /// Linux irq numbers and what is attached to them. Rows without a number (`LOC`, `RES`) are no Linux irqs.
-fn interrupt_names(table: &str) -> BTreeMap<u32, String> {
+pub(super) fn interrupt_names(table: &str) -> BTreeMap<u32, String> {
     let mut lines = table.lines();
     let cpus = lines
         .next()
@@ -363,7 +369,7 @@ fn interrupt_names(table: &str) -> BTreeMap<u32, String> {
 }
 
 /// Limits of this process's cgroup and, where it sets none itself, of the nearest one above that does.
-fn cgroup_limits() -> BTreeMap<String, String> {
+pub(super) fn cgroup_limits() -> BTreeMap<String, String> {
     let membership = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut limits = BTreeMap::new();
@@ -495,10 +501,10 @@ mod tests {
     }
 
     #[test]
-    fn cpu_lists_count() {
-        assert_eq!(count_of_list("0-3,8"), 5);
-        assert_eq!(count_of_list("0"), 1);
-        assert_eq!(count_of_list("x"), 0);
+    fn lists_of_the_kernel_name_each_of_a_range() {
+        assert_eq!(cpus_of_list("0-3,8"), [0, 1, 2, 3, 8]);
+        assert_eq!(cpus_of_list("0"), [0]);
+        assert!(cpus_of_list("x").is_empty() && cpus_of_list("3-1").is_empty());
     }
 
     #[test]

@@ -25,7 +25,7 @@ use tokio::{io::unix::AsyncFd, net::TcpStream, sync::Notify};
 
 use super::{
     deadlines::Deadlines,
-    exchange::{READ_BYTES, REQUEST, is_whole_response, plain_bytes, process, take_out},
+    exchange::{READ_BYTES, REQUEST, Reading, any_response, our_response, plain_bytes, process, take_out},
     tls::{Expected, client_config, expected, server_name},
     worker::{
         POLL, POLLS_PER_FLUSH, ReadBuffer, STAMPS_WAITING_MAX, folded, own_cpu_ns, pin, read_some, runtime,
@@ -64,8 +64,8 @@ pub struct LoadSettings {
     pub cpus: Vec<u32>,
     /// What is run.
     pub plan: Plan,
-    /// DER certificate of the server.
-    pub certificate: Vec<u8>,
+    /// DER certificate of the server; `None` for a server of somebody else's, whose certificate and response may be any.
+    pub certificate: Option<Vec<u8>>,
 }
 
 /// How a trial stands.
@@ -116,6 +116,7 @@ struct Worker {
 struct Job {
     arm: Arm,
     config: Option<Arc<ClientConfig>>,
+    any_response: bool,
     server: SocketAddr,
     timeout: Duration,
     begin_ns: u64,
@@ -182,7 +183,7 @@ impl Load {
             .find(|(arm, _)| *arm == trial.arm)
             .map(|(_, port)| *port);
         let port = port.with_context(|| format!("no port is known for the arm {}", trial.arm))?;
-        let config = client_config(trial.arm, &settings.certificate)?;
+        let config = client_config(trial.arm, settings.certificate.as_deref())?;
         let mut writer = Writer::create(recording, StreamKind::Requests, trial.index)?;
         let mut shares: Vec<Vec<(u32, u64)>> = vec![Vec::new(); self.workers.len()];
         for (number, at) in trial.arrivals_ns(&settings.plan).into_iter().enumerate() {
@@ -197,6 +198,7 @@ impl Load {
             let job = Job {
                 arm: trial.arm,
                 config: config.clone(),
+                any_response: settings.certificate.is_none(),
                 server: SocketAddr::new(settings.server, port),
                 timeout: Duration::from_nanos(settings.plan.timeout_ns),
                 begin_ns,
@@ -520,32 +522,53 @@ async fn over_tls(
     if stamps.group != context.expected.group || hello_retry != context.expected.hello_retry || resumed {
         return Ok(Outcome::WrongGroup);
     }
-    let mut response = [0; 512];
+    let mut response = [0; RESPONSE_KEPT];
     let mut have = 0;
     loop {
         let read = read_some(stream, &context.buffer, READ_BYTES).await?;
         let read_ns = now().0;
-        if read == 0 {
-            return Ok(Outcome::Closed);
-        }
         stamps.bytes_in += read as u32;
         if !process(&mut tls, &context.buffer.bytes(read))? {
             return Ok(Outcome::Tls);
         }
-        match tls.reader().read(&mut response[have..]) {
-            Ok(plain) => have += plain,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
+        let is_closed = drain(&mut tls, &mut response, &mut have)? || read == 0;
         if have > 0 && stamps.first_response_byte_ns == 0 {
             stamps.first_response_byte_ns = read_ns;
         }
-        if is_whole_response(&response[..have]) {
-            stamps.done_ns = now().0;
-            return Ok(Outcome::Ok);
+        let kept = &response[..have.min(RESPONSE_KEPT)];
+        let reading = if context.job.any_response {
+            any_response(kept, have, is_closed)
+        } else {
+            our_response(kept, have)
+        };
+        match reading {
+            Reading::Whole => {
+                stamps.done_ns = now().0;
+                return Ok(Outcome::Ok);
+            }
+            Reading::Wrong => return Ok(Outcome::WrongResponse),
+            Reading::Part if is_closed => return Ok(Outcome::Closed),
+            Reading::Part => {}
         }
-        if have == response.len() {
-            return Ok(Outcome::WrongResponse);
+    }
+}
+
+/// More than the header of any response that is measured.
+const RESPONSE_KEPT: usize = 1024;
+
+/// Takes all plain bytes out of TLS, keeps the first of them, and counts them all; whether the server has said that these are all.
+fn drain(tls: &mut ClientConnection, kept: &mut [u8], have: &mut usize) -> io::Result<bool> {
+    let mut rest = [0; 4096];
+    loop {
+        let free = kept.get_mut(*have..).unwrap_or_default();
+        let into = if free.is_empty() { &mut rest[..] } else { free };
+        match tls.reader().read(into) {
+            Ok(0) => return Ok(true),
+            Ok(plain) => *have += plain,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            // Closed without saying so, as many servers do.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(true),
+            Err(error) => return Err(error),
         }
     }
 }

@@ -23,14 +23,8 @@ use nix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{child, host::process_cpu_ns, tls::Identity};
-use crate::{
-    plan::Arm,
-    record::{
-        stamps::ConnectionStamps,
-        stream::{StreamKind, Writer, Written},
-    },
-};
+use super::{child, tls::Identity};
+use crate::plan::Arm;
 
 /// How long nginx may take until it listens.
 const START_MAX: Duration = Duration::from_secs(20);
@@ -49,6 +43,37 @@ pub struct Program {
     pub path: PathBuf,
     /// Folder with the file system that it lives in; `None` for the host's own.
     pub root: Option<PathBuf>,
+}
+
+impl Program {
+    /// A call of it, in its root.
+    fn command(&self) -> anyhow::Result<Command> {
+        let mut command = Command::new(&self.path);
+        if let Some(root) = &self.root {
+            let path = CString::new(root.as_os_str().as_bytes()).context("--nginx-root holds a zero byte")?;
+            let enter = move || {
+                // SAFETY: a valid path.
+                match unsafe { libc::chroot(path.as_ptr()) } {
+                    0 => Ok(()),
+                    _ => Err(io::Error::last_os_error()),
+                }
+            };
+            // SAFETY: one system call, and an error built from its number.
+            unsafe { command.pre_exec(enter) };
+        }
+        Ok(command)
+    }
+
+    /// As `nginx -V` tells it: its own version, and that of the OpenSSL it runs with.
+    fn version(&self) -> String {
+        let Ok(said) = self
+            .command()
+            .and_then(|mut command| Ok(command.arg("-V").output()?))
+        else {
+            return String::new();
+        };
+        version_of(&String::from_utf8_lossy(&said.stderr))
+    }
 }
 
 /// Where and how to serve.
@@ -73,8 +98,7 @@ pub struct NginxSettings {
 pub struct Nginx {
     folder: PathBuf,
     children: Vec<Child>,
-    recording: Option<Writer<ConnectionStamps>>,
-    cpu_ns_before: u64,
+    version: String,
 }
 
 impl Nginx {
@@ -111,8 +135,7 @@ impl Nginx {
         let mut nginx = Self {
             folder,
             children: Vec::new(),
-            recording: None,
-            cpu_ns_before: 0,
+            version: settings.program.version(),
         };
         for &cpu in &settings.cpus {
             let child = nginx.spawn(&settings.program, cpu)?;
@@ -124,8 +147,20 @@ impl Nginx {
         Ok(nginx)
     }
 
+    /// The processes, in the order of the CPUs. Each has one thread.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        self.children.iter().map(Child::id).collect()
+    }
+
+    /// What its processes call themselves, such as `nginx/1.26.3 with OpenSSL 3.5.4`; empty if it does not say.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
     fn spawn(&self, program: &Program, cpu: u32) -> anyhow::Result<Child> {
-        let mut command = Command::new(&program.path);
+        let mut command = program.command()?;
         // All paths are relative to the folder, which stays the working directory also where the root is another.
         command
             .args(["-p", "./", "-c", "nginx.conf", "-e", ERROR_LOG, "-g"])
@@ -135,18 +170,6 @@ impl Nginx {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         child::tie_apart(&mut command);
-        if let Some(root) = &program.root {
-            let path = CString::new(root.as_os_str().as_bytes()).context("--nginx-root holds a zero byte")?;
-            let enter = move || {
-                // SAFETY: a valid path.
-                match unsafe { libc::chroot(path.as_ptr()) } {
-                    0 => Ok(()),
-                    _ => Err(io::Error::last_os_error()),
-                }
-            };
-            // SAFETY: one system call, and an error built from its number.
-            unsafe { command.pre_exec(enter) };
-        }
         let child = command.spawn().with_context(|| {
             let root = program.root.as_deref().unwrap_or_else(|| Path::new("/"));
             format!(
@@ -208,38 +231,22 @@ impl Nginx {
             format!("; it said:\n{}", last.join("\n"))
         }
     }
+}
 
-    /// The one thread of each process, in the order of the CPUs.
-    #[must_use]
-    pub fn worker_tids(&self) -> Vec<u32> {
-        self.children.iter().map(Child::id).collect()
-    }
+/// `nginx version: nginx/1.26.3`, then `built with OpenSSL 3.5.1 ... (running with OpenSSL 3.5.4 ...)` among other lines.
+fn version_of(said: &str) -> String {
+    let after = |mark: &str| said.split_once(mark).map(|(_, rest)| rest);
+    let name = after("nginx version: ")
+        .and_then(|rest| rest.lines().next())
+        .unwrap_or_default();
+    let library = after("running with ").or_else(|| after("built with "));
+    let words: Vec<&str> = library.unwrap_or_default().split_whitespace().take(2).collect();
+    format!("{} {}", name.trim(), words.join(" ")).trim().to_owned()
+}
 
-    /// Begins a trial. The recording of connections stays empty: what nginx did is told by the kernel's records.
-    ///
-    /// # Errors
-    /// When a process has ended, or the recording cannot be created.
-    pub fn begin_trial(&mut self, recording: &Path, trial: u32) -> anyhow::Result<()> {
-        self.require_alive()?;
-        self.recording = Some(Writer::create(recording, StreamKind::Connections, trial)?);
-        self.cpu_ns_before = self.cpu_ns();
-        Ok(())
-    }
-
-    /// Ends a trial and returns the size of the empty recording and the CPU time of the processes in it, ns.
-    ///
-    /// # Errors
-    /// When a process has ended meanwhile, or the disk took no more.
-    pub fn end_trial(&mut self) -> anyhow::Result<(Written, u64)> {
-        let cpu_ns = self.cpu_ns().saturating_sub(self.cpu_ns_before);
-        let written = self.recording.take().context("no trial has begun")?.finish()?;
-        self.require_alive()?;
-        Ok((written, cpu_ns))
-    }
-
-    fn cpu_ns(&self) -> u64 {
-        self.worker_tids().into_iter().filter_map(process_cpu_ns).sum()
-    }
+/// As nginx reads certificates and keys.
+fn pem(label: &str, der: &[u8]) -> String {
+    pem::encode(&pem::Pem::new(label, der))
 }
 
 impl Drop for Nginx {
@@ -305,35 +312,6 @@ fn configuration(settings: &NginxSettings) -> anyhow::Result<String> {
     ))
 }
 
-/// RFC 7468.
-fn pem(label: &str, der: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut body = String::new();
-    for three in der.chunks(3) {
-        let word = three
-            .iter()
-            .chain(&[0; 2])
-            .take(3)
-            .fold(0u32, |word, &byte| word << 8 | u32::from(byte));
-        for position in 0..4 {
-            let symbol = ALPHABET[(word >> (18 - 6 * position) & 63) as usize];
-            body.push(if position <= three.len() {
-                char::from(symbol)
-            } else {
-                '='
-            });
-        }
-        // 16 groups of three bytes are a line.
-        if body.len() % 65 == 64 {
-            body.push('\n');
-        }
-    }
-    format!(
-        "-----BEGIN {label}-----\n{}\n-----END {label}-----\n",
-        body.trim_end()
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -364,23 +342,20 @@ mod tests {
     }
 
     #[test]
-    fn an_arm_without_tls_is_refused_with_the_remedy() {
-        let error = configuration(&settings(vec![(Arm::NoCrypto, 8443)])).unwrap_err();
-        assert!(error.to_string().contains("no-crypto") && error.to_string().contains("--server embedded"));
+    fn versions_are_what_runs_not_what_it_was_built_with() {
+        let said = "nginx version: nginx/1.26.3\nbuilt with OpenSSL 3.5.0 8 Apr 2025 (running with OpenSSL 3.5.4 30 Sep 2025)\nTLS SNI \
+                    support enabled\n";
+        assert_eq!(version_of(said), "nginx/1.26.3 OpenSSL 3.5.4");
+        assert_eq!(
+            version_of("nginx version: nginx/1.26.3\nbuilt with OpenSSL 3.5.0 8 Apr 2025\n"),
+            "nginx/1.26.3 OpenSSL 3.5.0"
+        );
+        assert_eq!(version_of("command not found"), "");
     }
 
     #[test]
-    fn pem_is_base64_in_lines_of_64() {
-        assert_eq!(
-            pem("X", b"pqtail!"),
-            "-----BEGIN X-----\ncHF0YWlsIQ==\n-----END X-----\n"
-        );
-        assert_eq!(
-            pem("X", b"pqtail"),
-            "-----BEGIN X-----\ncHF0YWls\n-----END X-----\n"
-        );
-        let long = pem("X", &[0; 100]);
-        let lines: Vec<_> = long.lines().map(str::len).collect();
-        assert_eq!(lines[1..lines.len() - 1], [64, 64, 8]);
+    fn an_arm_without_tls_is_refused_with_the_remedy() {
+        let error = configuration(&settings(vec![(Arm::NoCrypto, 8443)])).unwrap_err();
+        assert!(error.to_string().contains("no-crypto") && error.to_string().contains("--server embedded"));
     }
 }

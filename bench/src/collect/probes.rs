@@ -55,6 +55,8 @@ pub struct ProbeSettings {
     pub heartbeat_ns: Option<u64>,
     /// Size of the ring buffer, bytes: a power of two of at least one page.
     pub ring_bytes: u32,
+    /// Whether to record which thread reads what is for `ports`, and when: for a server that takes no stamps itself.
+    pub reads: bool,
 }
 
 /// One program and why it matters.
@@ -220,16 +222,18 @@ const GROUPS: &[&[Row]] = &[
         "resets received are only seen as segments on the wire",
     )],
     &[row(
-        "tcp_rcv_space_adjust",
-        SOCKET,
-        "which thread reads a connection, and when, is only known from stamps of our own server",
-    )],
-    &[row(
         "timer_expire_entry",
         TIMER,
         "delayed-ACK and retransmission timers are not seen: their waits count as network",
     )],
 ];
+
+/// Attached only where it is asked for.
+const READS: &[Row] = &[row(
+    "tcp_rcv_space_adjust",
+    SOCKET,
+    "which thread of the server reads a connection, and when, is not known: its waiting and its work cannot be told apart",
+)];
 
 const HEARTBEAT: Row = row(
     "heartbeat",
@@ -317,6 +321,9 @@ impl Probes {
         let mut status = Vec::new();
         for group in GROUPS {
             status.extend(attach_group(&mut ebpf, &types, group, &resolved));
+        }
+        if settings.reads {
+            status.extend(attach_group(&mut ebpf, &types, READS, &resolved));
         }
         status.push(attach_heartbeat(&mut ebpf, settings));
         status.extend(missing_details(&resolved, addresses));
@@ -433,7 +440,7 @@ fn check(settings: &ProbeSettings) -> anyhow::Result<()> {
 }
 
 /// `CAP_BPF` and `CAP_PERFMON` exist since 5.8; `CAP_SYS_ADMIN` includes both.
-fn check_privileges(status: &str) -> anyhow::Result<()> {
+pub(super) fn check_privileges(status: &str) -> anyhow::Result<()> {
     const SYS_ADMIN: u64 = 1 << 21;
     const PERFMON: u64 = 1 << 38;
     const BPF: u64 = 1 << 39;
@@ -630,7 +637,7 @@ fn missing_details(resolved: &btf::Resolved, addresses: symbols::Addresses) -> V
         absent(
             "sleep_stack",
             without(&["regs_syscall"]).unwrap_or_else(|| {
-                "/proc/kallsyms hides _text: set kernel.kptr_restrict to 0 or 1 and run with CAP_SYSLOG"
+                "/proc/kallsyms hides _stext: set kernel.kptr_restrict to 0 or 1 and run with CAP_SYSLOG"
                     .to_owned()
             }),
             "what a blocked thread waits for (disk, lock, page fault) is not known",
@@ -845,6 +852,7 @@ mod tests {
             cpus: vec![0],
             heartbeat_ns: None,
             ring_bytes: RING_BYTES_DEFAULT,
+            reads: false,
         }
     }
 

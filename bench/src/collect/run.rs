@@ -11,7 +11,8 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 
 use super::{
-    agent::{Answer, Order},
+    agent::{Answer, ForeignServer, Order},
+    doctor::{Level, Questions},
     ends::{self, Ends, Place},
     host::{DISK_RESERVE_BYTES, free_bytes},
     load::{Progress, TrialOutcome},
@@ -63,9 +64,24 @@ pub struct RunOptions {
 pub enum ServerChoice {
     /// The embedded server, which takes stamps of its own.
     Embedded,
-    /// An nginx, told by the kernel's records alone.
-    Nginx(Program),
+    /// An nginx that is started for the run, told by the kernel's records alone.
+    Nginx {
+        /// The executable; `None` for what the inventory names, else the usual one.
+        path: Option<PathBuf>,
+        /// As [`Program::root`].
+        root: Option<PathBuf>,
+    },
+    /// A server that runs already, told by the kernel's records alone.
+    Adopted {
+        /// Where its libssl is, as it sees that; `None` for what it has mapped.
+        libssl: Option<PathBuf>,
+        /// Whether all arms have one port, so that what the client offers decides; else each has its own, from the first on.
+        one_port: bool,
+    },
 }
+
+/// The nginx of a host of which nothing is known.
+const USUAL_NGINX: &str = "/usr/sbin/nginx";
 
 /// Runs the plan. The results folder holds a manifest from the first moment; the run's status says how it ended.
 ///
@@ -83,7 +99,12 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
         "--port {} leaves no room for the arms' ports",
         options.port
     );
-    if let ServerChoice::Nginx(Program { root: Some(root), .. }) = &options.server {
+    ensure!(
+        options.server == ServerChoice::Embedded || !options.plan.arms.contains(&Arm::NoCrypto),
+        "the arm {} is a plain exchange of bytes that only the embedded server can do: leave it out, or take --server embedded",
+        Arm::NoCrypto
+    );
+    if let ServerChoice::Nginx { root: Some(root), .. } = &options.server {
         ensure!(
             root.is_absolute(),
             "--nginx-root {}: name it with its whole path, which the server's end finds from any folder",
@@ -217,6 +238,9 @@ impl Run {
         folder: &Path,
         manifest: &mut Manifest,
     ) -> anyhow::Result<Self> {
+        if ends.hosts.is_some() && !options.quiet {
+            preflight(options, &mut ends);
+        }
         if let Err(error) = assign(options, &mut ends, manifest) {
             ends.part(folder);
             return Err(error);
@@ -364,23 +388,55 @@ impl Run {
 const CLIENT_STAMPS: &str = "raw/client";
 const SERVER_STAMPS: &str = "raw/server";
 
+/// Tells what is doubtful about each host before it is measured on. What cannot work at all ends the run where it is tried.
+fn preflight(options: &RunOptions, ends: &mut Ends) {
+    let Ends {
+        load,
+        server,
+        client_at,
+        server_at,
+        ..
+    } = ends;
+    for (name, agent, place, peer) in [
+        ("client", load, &*client_at, server_at.address),
+        ("server", server, &*server_at, client_at.address),
+    ] {
+        let questions = Questions {
+            rate_hz: Some(options.plan.rate_hz),
+            cpus: place.cpus.clone(),
+            peer: Some(peer),
+            folder: place.folder.clone(),
+        };
+        // An agent that fails here fails again where it matters.
+        let Ok(Answer::Findings(findings)) = agent.ask(&Order::Doctor(questions)) else {
+            continue;
+        };
+        for each in findings.iter().filter(|each| each.level >= Level::Warn) {
+            eprintln!(
+                "pqtail: {name}: {} {}: {}",
+                each.rule, each.found, each.consequence
+            );
+        }
+    }
+}
+
 /// Gives every agent its role, and the manifest what is known of the ends.
 fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> anyhow::Result<()> {
     let plan = &options.plan;
-    let ports: Vec<(Arm, u16)> = plan
-        .arms
-        .iter()
-        .map(|&arm| (arm, plan.port(options.port, arm)))
-        .collect();
+    let ports = ports(options);
     let identity = Identity::generate()?;
     let order = serve(options, &ends.server_at, &ports, &identity);
-    let server_threads = ends.server.threads(&order)?;
+    let (server_threads, software) = match ends.server.ask(&order)? {
+        Answer::Serves { threads, software } => (threads, software),
+        other => return Err(ends.server.surprise(&other)),
+    };
+    let is_ours = !matches!(options.server, ServerChoice::Adopted { .. });
     let client_threads = ends.load.threads(&Order::Load {
         server: ends.server_at.address,
         ports: ports.clone(),
         cpus: ends.client_at.cpus.clone(),
         plan: Box::new(plan.clone()),
-        certificate: identity.certificate,
+        certificate: is_ours.then_some(identity.certificate),
         folder: ends.client_at.folder.join(CLIENT_STAMPS),
     })?;
     let mut probes: BTreeMap<PathBuf, Vec<ProbeStatus>> = BTreeMap::new();
@@ -391,10 +447,7 @@ fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> any
     for recorder in &mut ends.recorders {
         let (mut cpus, mut threads) = (Vec::new(), Vec::new());
         let mut folder = PathBuf::new();
-        let mut libssl_of = Vec::new();
-        if options.server != ServerChoice::Embedded && ends.server_at.kernel == recorder.kernel {
-            libssl_of.clone_from(&server_threads);
-        }
+        let foreign = foreign(options, &server_threads).filter(|_| ends.server_at.kernel == recorder.kernel);
         for (place, tids) in of_ends {
             if place.kernel == recorder.kernel {
                 cpus.extend(&place.cpus);
@@ -408,7 +461,7 @@ fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> any
             ports: ports.iter().map(|(_, port)| *port).collect(),
             cpus,
             threads,
-            libssl_of,
+            foreign,
             drain_cpus: recorder.drain_cpus.clone(),
             heartbeat_ns: options.heartbeat_ns,
             ring_bytes: options.ring_bytes,
@@ -423,6 +476,7 @@ fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> any
         address: Some(place.address),
         netns: place.met.netns,
         threads,
+        software: String::new(),
         cpus: place.cpus.clone(),
         stamps: PathBuf::from(stamps),
         kernel: plan.probes.then(|| place.kernel.clone()),
@@ -430,8 +484,36 @@ fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> any
         probes: probes.get(&place.kernel).cloned().unwrap_or_default(),
     };
     manifest.client = end(&ends.client_at, client_threads, CLIENT_STAMPS);
-    manifest.server = end(&ends.server_at, server_threads, SERVER_STAMPS);
+    manifest.server = Host {
+        software,
+        ..end(&ends.server_at, server_threads, SERVER_STAMPS)
+    };
     Ok(())
+}
+
+/// Where each arm is served.
+fn ports(options: &RunOptions) -> Vec<(Arm, u16)> {
+    let one_port = matches!(options.server, ServerChoice::Adopted { one_port: true, .. });
+    let port = |arm| {
+        if one_port {
+            options.port
+        } else {
+            options.plan.port(options.port, arm)
+        }
+    };
+    options.plan.arms.iter().map(|&arm| (arm, port(arm))).collect()
+}
+
+fn foreign(options: &RunOptions, threads: &[u32]) -> Option<ForeignServer> {
+    let libssl = match &options.server {
+        ServerChoice::Embedded => return None,
+        ServerChoice::Nginx { .. } => None,
+        ServerChoice::Adopted { libssl, .. } => libssl.clone(),
+    };
+    Some(ForeignServer {
+        threads: threads.to_vec(),
+        libssl,
+    })
 }
 
 /// What makes the server's end a server.
@@ -447,12 +529,22 @@ fn serve(options: &RunOptions, at: &Place, ports: &[(Arm, u16)], identity: &Iden
             faults: options.faults.clone(),
             folder,
         },
-        ServerChoice::Nginx(program) => Order::ServeNginx {
-            program: program.clone(),
+        ServerChoice::Nginx { path, root } => Order::ServeNginx {
+            program: Program {
+                path: path
+                    .clone()
+                    .or_else(|| at.nginx.clone())
+                    .unwrap_or_else(|| PathBuf::from(USUAL_NGINX)),
+                root: root.clone(),
+            },
             address,
             ports,
             cpus,
             identity,
+            folder,
+        },
+        ServerChoice::Adopted { .. } => Order::Adopt {
+            ports: ports.into_iter().map(|(_, port)| port).collect(),
             folder,
         },
     }

@@ -42,7 +42,7 @@ use crate::{
 };
 
 /// Connections that the kernel completes ahead of `accept`.
-const BACKLOG: u32 = 4096;
+pub(super) const BACKLOG: u32 = 4096;
 
 /// How long a connection waits for the client's end before it is closed all the same.
 const CLOSE_WAIT: Duration = Duration::from_secs(2);

@@ -13,7 +13,7 @@ const KALLSYMS: &str = "/proc/kallsyms";
 /// Kernel addresses that the programs compare with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
-    /// `_text`, where the kernel's code begins; 0 if unknown or hidden.
+    /// `_stext`, where the kernel's code begins; 0 if unknown or hidden. Not `_text`: arm64 does not list it.
     pub text: u64,
     /// `tcp_delack_timer`; 0 if unknown or hidden.
     pub delayed_ack: u64,
@@ -42,7 +42,7 @@ fn addresses_in(symbols: &str) -> Addresses {
         let slot = match name {
             "tcp_delack_timer" => &mut addresses.delayed_ack,
             "tcp_write_timer" => &mut addresses.write,
-            "_text" => &mut addresses.text,
+            "_stext" => &mut addresses.text,
             _ => continue,
         };
         *slot = u64::from_str_radix(address, 16).unwrap_or(0);
@@ -50,7 +50,7 @@ fn addresses_in(symbols: &str) -> Addresses {
     addresses
 }
 
-/// Names of the functions that hold the given code, by its distance from `_text`. What lies in a module, in a BPF program or
+/// Names of the functions that hold the given code, by its distance from `_stext`. What lies in a module, in a BPF program or
 /// nowhere has no name here.
 #[must_use]
 pub fn functions(distances: &BTreeSet<u32>) -> BTreeMap<u32, String> {
@@ -73,10 +73,15 @@ fn functions_in(symbols: &str, distances: &BTreeSet<u32>) -> BTreeMap<u32, Strin
     all.sort_unstable();
     let address_of = |wanted: &str| all.iter().find(|(_, name)| *name == wanted).map(|(at, _)| *at);
     // Hidden addresses read as 0.
-    let Some(text) = address_of("_text").filter(|&text| text > 0) else {
+    let Some(text) = address_of("_stext").filter(|&text| text > 0) else {
         return BTreeMap::new();
     };
-    let end = address_of("_etext").unwrap_or(u64::MAX);
+    // The end is data on arm64.
+    let end = symbols
+        .lines()
+        .find(|line| line.ends_with(" _etext"))
+        .and_then(|line| u64::from_str_radix(line.split_ascii_whitespace().next()?, 16).ok())
+        .unwrap_or(u64::MAX);
     distances
         .iter()
         .filter_map(|&distance| {
@@ -129,13 +134,22 @@ mod tests {
 
     #[test]
     fn timer_functions_are_text_symbols_of_the_kernel_itself() {
-        let symbols = "ffffffff81000000 T _text\nffffffff8202e460 t tcp_delack_timer\n\
+        let symbols = "ffffffff81000000 T _stext\nffffffff8202e460 t tcp_delack_timer\n\
                        ffffffff8202f360 t tcp_write_timer\nffffffffc0000000 t tcp_write_timer\t[other]\n\
                        ffffffff83000000 d tcp_delack_timer\n";
         let addresses = addresses_in(symbols);
         assert_eq!(addresses.text, 0xffff_ffff_8100_0000);
         assert_eq!(addresses.delayed_ack, 0xffff_ffff_8202_e460);
         assert_eq!(addresses.write, 0xffff_ffff_8202_f360);
+    }
+
+    #[test]
+    fn arm64_lists_no_text_symbol_and_its_end_is_data() {
+        let symbols = "ffffc0f94de10000 t gic_handle_irq\nffffc0f94de10000 T _stext\nffffc0f94de10100 t last\n\
+                       ffffc0f94e9e0000 D _etext\n";
+        assert_eq!(addresses_in(symbols).text, 0xffff_c0f9_4de1_0000);
+        let named = functions_in(symbols, &BTreeSet::from([0x104, 0x00bd_0001]));
+        assert_eq!(named, BTreeMap::from([(0x104, "last".to_owned())]));
     }
 
     #[test]
@@ -147,7 +161,7 @@ mod tests {
 
     #[test]
     fn code_has_the_name_of_the_function_it_lies_in() {
-        let symbols = "ffffffff81000000 T _text\nffffffff81000100 t first\nffffffff81000200 T second\n\
+        let symbols = "ffffffff81000000 T _stext\nffffffff81000100 t first\nffffffff81000200 T second\n\
                        ffffffff81000280 d data\nffffffff81000300 T _etext\nffffffffc0000000 t far\t[module]\n";
         let found = functions_in(symbols, &BTreeSet::from([0x1ff, 0x200, 0x290, 0x301]));
         let names: Vec<_> = found.iter().map(|(at, name)| (*at, name.as_str())).collect();

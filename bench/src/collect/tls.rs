@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig,
-    client::Resumption,
-    crypto::{CryptoProvider, SupportedKxGroup, aws_lc_rs},
-    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName},
+    ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
+    client::{
+        Resumption,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, SupportedKxGroup, aws_lc_rs, verify_tls13_signature},
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime},
     server::NoServerSessionStorage,
 };
 use serde::{Deserialize, Serialize};
@@ -87,25 +90,75 @@ fn provider(kx_groups: Groups) -> Arc<CryptoProvider> {
     })
 }
 
-/// The client's side of an arm; `None` where there is no TLS. The certificate is verified against itself as the only root.
+/// The client's side of an arm; `None` where there is no TLS. The server's certificate is verified against `certificate` as the
+/// only root; without one it is taken unseen, and only its signature of the handshake is verified.
 ///
 /// # Errors
 /// When the certificate is none.
-pub fn client_config(arm: Arm, certificate: &[u8]) -> anyhow::Result<Option<Arc<ClientConfig>>> {
+pub fn client_config(arm: Arm, certificate: Option<&[u8]>) -> anyhow::Result<Option<Arc<ClientConfig>>> {
     let Some((groups, _)) = groups(arm) else {
         return Ok(None);
     };
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(CertificateDer::from(certificate.to_vec()))
-        .context("trust the run's certificate")?;
-    let mut config = ClientConfig::builder_with_provider(provider(groups))
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let provider = provider(groups);
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&rustls::version::TLS13])?;
+    let mut config = match certificate {
+        Some(certificate) => {
+            let mut roots = RootCertStore::empty();
+            roots
+                .add(CertificateDer::from(certificate.to_vec()))
+                .context("trust the run's certificate")?;
+            builder.with_root_certificates(roots)
+        }
+        None => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider))),
+    }
+    .with_no_client_auth();
     config.resumption = Resumption::disabled();
     config.enable_early_data = false;
     Ok(Some(Arc::new(config)))
+}
+
+/// Measures a server of somebody else's, who knows whom it is. That it holds its certificate's key is verified all the same, since
+/// that is work that every client does.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("only TLS 1.3 is offered".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
 }
 
 /// The server's side of an arm; `None` where there is no TLS.

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::{SCHEMA, stream::Written};
+use super::{SCHEMA, stream::Written, timekeeping::Timekeeping};
 use crate::plan::{Plan, Trial};
 
 /// Name of the manifest in a results folder.
@@ -62,7 +62,10 @@ pub struct Host {
     pub netns: u32,
     /// Threads whose time is the requests' time (load generator or server workers).
     pub threads: Vec<u32>,
-    /// CPUs those threads are pinned to.
+    /// What they belong to: the server's name and version. Empty for the load generator, and in older recordings.
+    #[serde(default)]
+    pub software: String,
+    /// CPUs those threads are pinned to; of a server that is not ours, CPUs it may use.
     pub cpus: Vec<u32>,
     /// Folder of this end's stamps, relative to the results folder.
     pub stamps: PathBuf,
@@ -109,6 +112,9 @@ pub struct HostFacts {
     /// Names of system calls in which threads usually sleep, by number on this architecture.
     #[serde(default)]
     pub syscalls: BTreeMap<u32, String>,
+    /// Who steers its clocks, and how well by their own account: never an input of the alignment.
+    #[serde(default)]
+    pub timekeeping: Timekeeping,
 }
 
 /// One probe and what its absence costs.
@@ -184,7 +190,7 @@ pub struct KernelRecord {
     pub ring_used_bytes_max: u64,
     /// Size of the ring buffer, bytes.
     pub ring_bytes: u64,
-    /// Kernel functions in which measured threads went to sleep, by distance from `_text` in bytes; empty for a trial that was
+    /// Kernel functions in which measured threads went to sleep, by distance from `_stext` in bytes; empty for a trial that was
     /// cut.
     #[serde(default)]
     pub functions: BTreeMap<u32, String>,

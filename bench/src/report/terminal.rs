@@ -517,24 +517,24 @@ fn cause(outlier: &Outlier) -> String {
     )
 }
 
-const BOLD: &str = "1";
-const DIM: &str = "2";
-const RED: &str = "31";
-const GOOD: &str = "32";
-const ALARM: &str = "1;97;41";
+pub(super) const BOLD: &str = "1";
+pub(super) const DIM: &str = "2";
+pub(super) const RED: &str = "31";
+pub(super) const GOOD: &str = "32";
+pub(super) const ALARM: &str = "1;97;41";
 
-struct Page {
-    text: String,
-    colour: bool,
+pub(super) struct Page {
+    pub(super) text: String,
+    pub(super) colour: bool,
 }
 
 impl Page {
-    fn line(&mut self, line: &str) {
+    pub(super) fn line(&mut self, line: &str) {
         self.text.push_str(short(line, WIDTH).trim_end());
         self.text.push('\n');
     }
 
-    fn styled(&mut self, style: &str, line: &str) {
+    pub(super) fn styled(&mut self, style: &str, line: &str) {
         if self.colour {
             let line = short(line, WIDTH);
             let _ = writeln!(self.text, "\u{1b}[{style}m{line}\u{1b}[0m");
@@ -549,7 +549,7 @@ impl Page {
     }
 
     /// Breaks `text` at spaces; lines after the first are indented to the end of `lead`.
-    fn wrapped(&mut self, lead: &str, text: &str) {
+    pub(super) fn wrapped(&mut self, lead: &str, text: &str) {
         let indent = lead.chars().count().min(WIDTH / 2);
         let mut line = short(lead, WIDTH / 2);
         let mut width = indent;
@@ -568,6 +568,16 @@ impl Page {
             width += long;
         }
         self.line(&line);
+    }
+
+    /// As [`Page::wrapped`], with the first `marked` bytes, which are ASCII and stand at the line's begin, in a style.
+    pub(super) fn wrapped_styled(&mut self, style: &str, marked: usize, lead: &str, text: &str) {
+        let begin = self.text.len();
+        self.wrapped(lead, text);
+        if self.colour {
+            self.text.insert_str(begin + marked, "\u{1b}[0m");
+            self.text.insert_str(begin, &format!("\u{1b}[{style}m"));
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     collections::{BinaryHeap, HashMap},
 };
 
-use pqtail_common::{Head, Packet, Socket, kind, pending};
+use pqtail_common::{ABSENT, Head, Packet, Socket, kind, pending};
 
 use super::cpu::{Raw, as_record, head};
 use crate::{align::Exchange, clock::HostNs};
@@ -101,6 +101,8 @@ pub struct View {
     /// Everything else.
     pub incidents: Vec<Incident>,
     server_initial: Option<u32>,
+    /// When this host dropped a SYN-ACK, on its clock.
+    synacks_dropped: Vec<HostNs>,
 }
 
 /// All connections of one host over one trial: by tuple, in the order of their SYNs.
@@ -183,6 +185,9 @@ impl Views {
                     kind: head.kind,
                     reason: packet.reason,
                 });
+            }
+            if from == From::Server && packet.tcp_flags & SYN != 0 {
+                view.synacks_dropped.push(HostNs(head.at_ns));
             }
             view.mark_dropped(from, packet);
             return;
@@ -387,8 +392,9 @@ pub struct Crossing {
     pub repeats: u32,
     /// What made the sender send it again.
     pub resend: Resend,
-    /// `SYN-ACK`: the server took in several SYNs before it sent this, and this is when the last of them came; server clock.
-    pub refused_until: Option<HostNs>,
+    /// `SYN-ACK`: the server took in several SYNs before it sent this, and this is when the last of them came; server clock. Mostly
+    /// its accept queue was full, which no record says.
+    pub unanswered_until: Option<HostNs>,
 }
 
 /// What makes a sender send a segment again.
@@ -405,7 +411,10 @@ pub enum Resend {
     /// The client's time-out, but nothing was lost: the listener dropped it, since its accept queue was full and the connection
     /// could not be established on this end.
     Refused,
-    /// Acknowledgements of what came after it, or the other end's own repetition.
+    /// A timer of the sender's, but the kernel does not say what it was armed for.
+    UnknownTimer,
+    /// No timer of the sender's was seen: acknowledgements of what came after it, or the other end's own repetition. Also what
+    /// is said where the kernel's timers could not be probed.
     Acknowledgements,
 }
 
@@ -430,7 +439,7 @@ pub fn crossings(client: &View, server: &View, done: HostNs) -> Vec<Crossing> {
     let Some(mut synack) = syn_crossing(server, client, From::Server) else {
         return Vec::new();
     };
-    synack.refused_until = refused_until(server, &synack);
+    synack.unanswered_until = unanswered_until(server, &synack);
     let mut crossings = vec![syn, synack];
     let mut numbers = [0u32; 2];
     for flight in flights(client, done) {
@@ -470,14 +479,18 @@ fn syn_crossing(sender: &View, receiver: &View, from: From) -> Option<Crossing> 
         arrived: arrived.at,
         arrived_cpu: arrived.cpu,
         repeats: lost as u32,
-        resend: resend(sender, out_again, true),
-        refused_until: None,
+        // Nothing else sends these again: there is nothing behind them that could be acknowledged.
+        resend: Resend::HandshakeTimeout,
+        unanswered_until: None,
     })
 }
 
 /// When the last SYN came that the server took in before its first SYN-ACK, if there were several. One that it dropped with a
-/// record of it does not count.
-fn refused_until(server: &View, synack: &Crossing) -> Option<HostNs> {
+/// record of it does not count, and if it dropped a SYN-ACK on the way out, then it did answer.
+fn unanswered_until(server: &View, synack: &Crossing) -> Option<HostNs> {
+    if server.synacks_dropped.iter().any(|at| *at <= synack.out) {
+        return None;
+    }
     let mut before = server.syn(From::Client, false).filter(|syn| syn.at <= synack.out);
     before.next()?;
     before.next_back().map(|syn| syn.at)
@@ -505,18 +518,21 @@ fn was_refused(server: &View, flight: Flight) -> bool {
     })
 }
 
-/// What the sender's timers say of a segment that left at this time.
-fn resend(sender: &View, again: HostNs, is_handshake: bool) -> Resend {
+/// What the sender's timers say of a data segment that left at this time. The timer comes first, and one that had nothing armed
+/// (`icsk_pending` 0, a firing that the kernel ignores) sent nothing.
+fn resend(sender: &View, again: HostNs) -> Resend {
     let fired = sender.incidents.iter().rev().find(|each| {
-        let is_timer = each.kind == kind::WRITE_TIMER || each.kind == kind::RETRANSMIT_SYNACK;
-        is_timer && each.at.0.abs_diff(again.0) <= AT_ONCE_NS
+        each.kind == kind::WRITE_TIMER
+            && each.reason != 0
+            && each.at <= again
+            && again.0 - each.at.0 <= AT_ONCE_NS
     });
-    match fired {
-        Some(_) if is_handshake => Resend::HandshakeTimeout,
-        Some(timer) if timer.reason == pending::LOSS_PROBE => Resend::LossProbe,
-        Some(timer) if timer.reason == pending::REORDER => Resend::Reordering,
+    match fired.map(|timer| timer.reason) {
+        Some(pending::LOSS_PROBE) => Resend::LossProbe,
+        Some(pending::REORDER) => Resend::Reordering,
+        Some(ABSENT) => Resend::UnknownTimer,
         Some(_) => Resend::Timeout,
-        _ => Resend::Acknowledgements,
+        None => Resend::Acknowledgements,
     }
 }
 
@@ -617,9 +633,9 @@ fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) 
         resend: if flight.from == From::Client && number == 1 && was_refused(receiver, flight) {
             Resend::Refused
         } else {
-            resend(sender, out_again, false)
+            resend(sender, out_again)
         },
-        refused_until: None,
+        unanswered_until: None,
     })
 }
 
@@ -820,5 +836,99 @@ mod tests {
             (flight.out.0, flight.out_again.0, flight.arrived.0, flight.repeats),
             (21, 90, 92, 1)
         );
+    }
+
+    /// A retransmission timer of the client's that fires, and what it was armed for.
+    fn timer(at_ns: u64, pending: u32) -> Raw {
+        let socket = Socket {
+            head: Head {
+                at_ns,
+                kind: kind::WRITE_TIMER,
+                ..Head::default()
+            },
+            netns: 10,
+            local: CLIENT.0,
+            local_port: CLIENT.1,
+            remote: SERVER.0,
+            remote_port: SERVER.1,
+            pending,
+            ..Socket::default()
+        };
+        socket.as_bytes().try_into().unwrap()
+    }
+
+    /// What sent the first flight again, which left at 20 and at 230, with these timers.
+    fn flight_sent_again(timers: &[Raw]) -> Resend {
+        let mut records: Vec<_> = [
+            Tell(10, TX, 10, C, SYN, 100, 0),
+            Tell(12, RX, 20, C, SYN, 100, 0),
+            Tell(13, TX, 20, S, SYN | ACK, 900, 0),
+            Tell(15, RX, 10, S, SYN | ACK, 900, 0),
+            Tell(20, TX, 10, C, ACK, 101, 300),
+            Tell(230, TX, 10, C, ACK, 101, 300),
+            Tell(232, RX, 20, C, ACK, 101, 300),
+        ]
+        .iter()
+        .map(raw)
+        .collect();
+        records.extend_from_slice(timers);
+        records.sort_by_key(|record| head(record).at_ns);
+        let (client, server) = (
+            Views::build(&records, 10, &[443]),
+            Views::build(&records, 20, &[443]),
+        );
+        let tuple = Tuple {
+            client: CLIENT.0,
+            client_port: CLIENT.1,
+            server: SERVER.0,
+            server_port: SERVER.1,
+        };
+        let here = client.find(&tuple, HostNs(0), HostNs(u64::MAX)).unwrap();
+        crossings(here, server.same(&tuple, 100).unwrap(), HostNs(u64::MAX))[2].resend
+    }
+
+    #[test]
+    fn only_an_armed_timer_before_the_copy_sent_it() {
+        assert_eq!(
+            flight_sent_again(&[timer(229, pending::RETRANSMIT)]),
+            Resend::Timeout
+        );
+        assert_eq!(
+            flight_sent_again(&[timer(228, pending::LOSS_PROBE), timer(229, 0)]),
+            Resend::LossProbe
+        );
+        assert_eq!(flight_sent_again(&[timer(229, 0)]), Resend::Acknowledgements);
+        assert_eq!(
+            flight_sent_again(&[timer(231, pending::RETRANSMIT)]),
+            Resend::Acknowledgements
+        );
+        assert_eq!(flight_sent_again(&[timer(229, ABSENT)]), Resend::UnknownTimer);
+    }
+
+    #[test]
+    fn a_handshake_segment_is_sent_again_by_its_time_out() {
+        let crossings = told(&[
+            Tell(10, TX, 10, C, SYN, 100, 0),
+            Tell(1_010, TX, 10, C, SYN, 100, 0),
+            Tell(1_012, RX, 20, C, SYN, 100, 0),
+            Tell(1_013, TX, 20, S, SYN | ACK, 900, 0),
+            Tell(1_015, RX, 10, S, SYN | ACK, 900, 0),
+        ]);
+        assert_eq!(crossings[0].resend, Resend::HandshakeTimeout);
+    }
+
+    #[test]
+    fn syns_before_the_first_answer_were_not_answered_unless_the_answer_was_dropped() {
+        let mut segments = vec![
+            Tell(10, TX, 10, C, SYN, 100, 0),
+            Tell(12, RX, 20, C, SYN, 100, 0),
+            Tell(1_010, TX, 10, C, SYN, 100, 0),
+            Tell(1_012, RX, 20, C, SYN, 100, 0),
+            Tell(1_013, TX, 20, S, SYN | ACK, 900, 0),
+            Tell(1_015, RX, 10, S, SYN | ACK, 900, 0),
+        ];
+        assert_eq!(told(&segments)[1].unanswered_until, Some(HostNs(1_012)));
+        segments.insert(2, Tell(13, kind::DROP, 20, S, SYN | ACK, 900, 0));
+        assert_eq!(told(&segments)[1].unanswered_until, None);
     }
 }

@@ -47,7 +47,8 @@ pub struct Nap {
     /// Where in the kernel it sleeps: a place in [`Threads::wait`]. `None` in a wait for something to do, and where nothing was
     /// recorded.
     pub wait: Option<u32>,
-    /// The thread that was current when it was woken: who woke it, unless an interrupt did. 0 if not seen.
+    /// The thread that was current where it was woken: who woke it, or whom the interrupt that woke it had stopped, which the
+    /// records do not tell apart. 0 if not seen, and if that CPU was idle.
     pub waker: u32,
 }
 
@@ -56,7 +57,7 @@ pub struct Nap {
 pub struct Wait {
     /// Number of the system call; `None` in an exception such as a page fault.
     pub syscall: Option<u32>,
-    /// Code from the innermost function outwards, by distance from `_text`, bytes.
+    /// Code from the innermost function outwards, by distance from `_stext`, bytes.
     pub frames: Vec<u32>,
 }
 
@@ -163,6 +164,12 @@ impl Threads {
                     },
                 );
             }
+            // A place of sleep comes just before its switch: with anything of the thread's own between, that switch was lost.
+            if !matches!(head.kind, kind::SWITCH | kind::SLEEP | kind::LOSS)
+                && let Some(track) = tracks.get_mut(&head.tid)
+            {
+                track.wait = None;
+            }
             match head.kind {
                 kind::SWITCH => {
                     let switch: Switch = as_record(raw);
@@ -172,6 +179,8 @@ impl Threads {
                         track.enter(head.at_ns, left(&switch, cpu, wait));
                     }
                     if let Some(track) = tracks.get_mut(&switch.next_tid) {
+                        // The switch that this belonged to was lost.
+                        track.wait = None;
                         track.enter(head.at_ns, Being::Running { cpu });
                     }
                 }
@@ -253,8 +262,9 @@ impl Threads {
 
 /// What a thread is that has just left its CPU.
 fn left(switch: &Switch, cpu: u32, wait: Option<u32>) -> Being {
-    // prev_state 0 is an involuntary switch, whatever the preempt argument says.
-    if switch.prev_state == 0 {
+    // prev_state 0 is an involuntary switch, whatever the preempt argument says. And who is preempted between setting its state
+    // and calling the scheduler stays on the queue, whatever its state says (`__schedule`, kernel/sched/core.c).
+    if switch.prev_state == 0 || switch.head.flags & flag::PREEMPT != 0 {
         Being::Runnable {
             cpu,
             throttled: switch.head.flags & flag::THROTTLED != 0,
@@ -360,5 +370,45 @@ mod tests {
                 (35, 50, Being::Running { cpu: 1 }),
             ]
         );
+    }
+
+    fn sleep(at_ns: u64, tid: u32) -> Raw {
+        let head = Head {
+            at_ns,
+            kind: kind::SLEEP,
+            flags: 0,
+            cpu: 1,
+            tid,
+        };
+        let sleep = Sleep {
+            head,
+            syscall: 202,
+            ..Sleep::default()
+        };
+        sleep.as_bytes().try_into().unwrap()
+    }
+
+    #[test]
+    fn who_is_preempted_on_the_way_to_sleep_still_wants_to_run() {
+        let mut preempted = switch(5, 7, 8, 1);
+        preempted[std::mem::offset_of!(Head, flags)] = flag::PREEMPT;
+        let threads = Threads::build(&[preempted, switch(35, 8, 7, 0)], &BTreeSet::from([7]));
+        let stay = threads.between(7, 0, 100).next().unwrap();
+        let runnable = Being::Runnable {
+            cpu: 1,
+            throttled: false,
+        };
+        assert_eq!((stay.start_ns, stay.end_ns, stay.being), (5, 35, runnable));
+    }
+
+    #[test]
+    fn a_place_of_sleep_whose_switch_was_lost_is_not_the_next_ones() {
+        let next = [switch(20, 8, 7, 0), switch(30, 7, 8, 1), waking(40, 7)];
+        let told = |before: &[Raw]| {
+            let records = [before, &next].concat();
+            let threads = Threads::build(&records, &BTreeSet::from([7]));
+            threads.between(7, 30, 40).next().unwrap().being
+        };
+        assert_eq!(told(&[sleep(10, 7)]), told(&[]));
     }
 }
