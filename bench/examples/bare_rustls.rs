@@ -130,7 +130,7 @@ fn print_cost(handshakes: u64, cpu_us: i64) {
 
 fn load(common: &Common, count: u64, rate: Option<f64>) -> anyhow::Result<()> {
     let identity = read_identity(&common.identity)?;
-    let config = client_config(common.arm, &identity.certificate)?.context("this arm has no TLS")?;
+    let config = client_config(common.arm, Some(&identity.certificate))?.context("this arm has no TLS")?;
     let before = cpu_us()?;
     let begin = Instant::now();
     for number in 0..count {

@@ -26,7 +26,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Run the A/B on this machine (needs root) or between two hosts (--hosts), record the kernel, and report.
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Make the report again from a run's recorded files.
     Analyze(AnalyzeArgs),
     /// Tell the stories of single requests, interval by interval and cause by cause.
@@ -78,24 +78,9 @@ pub struct RunArgs {
     /// Folder for results folders.
     #[arg(long, default_value = "results")]
     pub results: PathBuf,
-    /// Who serves: `embedded` (rustls, stamps of its own), `nginx` (OpenSSL, started for the run), or `adopted`: whoever listens
-    /// on --port already and uses OpenSSL. The last two are told by uprobes and the kernel's records.
-    #[arg(long, value_enum, default_value_t = ServerName::Embedded)]
-    pub server: ServerName,
-    /// The nginx on the server's host, as it is called inside --nginx-root [default: the inventory's, else /usr/sbin/nginx]. It
-    /// needs OpenSSL 3.5 for the post-quantum arms.
-    #[arg(long)]
-    pub nginx: Option<PathBuf>,
-    /// Folder on the server's host with a file system of its own in which that nginx lives.
-    #[arg(long)]
-    pub nginx_root: Option<PathBuf>,
-    /// The libssl of an adopted server, or its executable if libssl is linked in, as the server sees it [default: what it has
-    /// mapped].
-    #[arg(long)]
-    pub libssl: Option<PathBuf>,
-    /// An adopted server has one port for all arms, so that the client's offer decides.
-    #[arg(long)]
-    pub one_port: bool,
+    /// Who serves.
+    #[command(flatten)]
+    pub server: ServerArgs,
     /// Run between the two hosts of this inventory (TOML), reached by SSH, instead of on this machine.
     #[arg(long)]
     pub hosts: Option<PathBuf>,
@@ -132,6 +117,45 @@ pub struct RunArgs {
     /// No progress on stderr.
     #[arg(long)]
     pub quiet: bool,
+}
+
+/// Flags that say who serves.
+#[derive(Clone, Debug, Args)]
+pub struct ServerArgs {
+    /// Who serves: `embedded` (rustls, stamps of its own), `nginx` (OpenSSL, started for the run), or `adopted`: whoever listens
+    /// on --port already and uses OpenSSL. The last two are told by uprobes and the kernel's records.
+    #[arg(long, value_enum, default_value_t = ServerName::Embedded)]
+    pub server: ServerName,
+    /// The nginx on the server's host, as it is called inside --nginx-root [default: the inventory's, else /usr/sbin/nginx]. It
+    /// needs OpenSSL 3.5 for the post-quantum arms.
+    #[arg(long)]
+    pub nginx: Option<PathBuf>,
+    /// Folder on the server's host with a file system of its own in which that nginx lives.
+    #[arg(long)]
+    pub nginx_root: Option<PathBuf>,
+    /// The libssl of an adopted server, or its executable if libssl is linked in, as the server sees it [default: what it has
+    /// mapped].
+    #[arg(long)]
+    pub libssl: Option<PathBuf>,
+    /// An adopted server has one port for all arms, so that the client's offer decides.
+    #[arg(long)]
+    pub one_port: bool,
+}
+
+impl ServerArgs {
+    fn choice(&self) -> ServerChoice {
+        match self.server {
+            ServerName::Embedded => ServerChoice::Embedded,
+            ServerName::Nginx => ServerChoice::Nginx {
+                path: self.nginx.clone(),
+                root: self.nginx_root.clone(),
+            },
+            ServerName::Adopted => ServerChoice::Adopted {
+                libssl: self.libssl.clone(),
+                one_port: self.one_port,
+            },
+        }
+    }
 }
 
 /// Values of `--server`.
@@ -193,6 +217,9 @@ pub struct TruthArgs {
     /// Keep the cases' results in this folder.
     #[arg(long)]
     pub keep: Option<PathBuf>,
+    /// Who serves. Only the embedded server commits faults of its own; with another the cases that need these are left out.
+    #[command(flatten)]
+    pub server: ServerArgs,
     /// Fail if a cause's precision or recall is below this share.
     #[arg(long)]
     pub demand: Option<f64>,
@@ -240,10 +267,13 @@ impl TruthArgs {
     pub fn options(&self) -> TruthOptions {
         TruthOptions {
             cases: if self.cases.is_empty() {
-                Case::all()
+                let is_possible =
+                    |case: &Case| !case.needs_embedded() || self.server.server == ServerName::Embedded;
+                Case::all().into_iter().filter(is_possible).collect()
             } else {
                 self.cases.clone()
             },
+            server: self.server.choice(),
             duration: self.duration,
             rate_hz: self.rate,
             seed: self.seed.unwrap_or_else(drawn_seed),
@@ -274,7 +304,7 @@ impl RunArgs {
     pub fn options(self) -> RunOptions {
         RunOptions {
             plan: Plan {
-                scenario: match self.server {
+                scenario: match self.server.server {
                     ServerName::Embedded => "fresh-handshake".to_owned(),
                     ServerName::Nginx => "fresh-handshake-nginx".to_owned(),
                     ServerName::Adopted => "fresh-handshake-adopted".to_owned(),
@@ -290,17 +320,7 @@ impl RunArgs {
                 probes: !self.no_probes,
             },
             results: self.results,
-            server: match self.server {
-                ServerName::Embedded => ServerChoice::Embedded,
-                ServerName::Nginx => ServerChoice::Nginx {
-                    path: self.nginx,
-                    root: self.nginx_root,
-                },
-                ServerName::Adopted => ServerChoice::Adopted {
-                    libssl: self.libssl,
-                    one_port: self.one_port,
-                },
-            },
+            server: self.server.choice(),
             hosts: self.hosts,
             binaries: self.binaries,
             client_cpus: self.client_cpus,

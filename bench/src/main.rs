@@ -36,7 +36,7 @@ const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
-        Verb::Run(args) => run_and_report(args),
+        Verb::Run(args) => run_and_report(*args),
         Verb::Analyze(args) => analyze_again(&args),
         Verb::Explain(args) => tell(&args),
         Verb::Truth(args) => try_truth(&args),

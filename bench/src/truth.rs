@@ -15,6 +15,7 @@ pub mod shaper;
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -35,7 +36,7 @@ use self::{
     score::score,
 };
 use crate::{
-    collect::{fault::Faults, host::allowed_cpus},
+    collect::{fault::Faults, host::allowed_cpus, run::ServerChoice},
     record::manifest::Manifest,
 };
 
@@ -50,6 +51,8 @@ pub struct TruthOptions {
     pub rate_hz: f64,
     /// Seed of the order of the cases and of the times of the injections.
     pub seed: u64,
+    /// Who serves.
+    pub server: ServerChoice,
     /// Folder that keeps the cases' results; a temporary one if absent.
     pub keep: Option<PathBuf>,
 }
@@ -80,6 +83,7 @@ fn within(most: Duration, mut condition: impl FnMut() -> bool) -> bool {
 /// # Errors
 /// When a run or an injection fails, or the suite is interrupted.
 pub fn run(options: &TruthOptions, interrupted: &AtomicBool) -> anyhow::Result<Report> {
+    check(options)?;
     let mut random = Xoshiro256PlusPlus::seed_from_u64(options.seed);
     let mut cases = options.cases.clone();
     cases.shuffle(&mut random);
@@ -96,6 +100,21 @@ pub fn run(options: &TruthOptions, interrupted: &AtomicBool) -> anyhow::Result<R
         ensure!(!interrupted.load(Ordering::Relaxed), "interrupted");
     }
     Ok(Report::new(options.seed, scores))
+}
+
+fn check(options: &TruthOptions) -> anyhow::Result<()> {
+    ensure!(
+        !matches!(options.server, ServerChoice::Adopted { .. }),
+        "the suite stops, starves and disturbs the server: it does so to one that it starts itself, --server embedded or nginx"
+    );
+    if options.server != ServerChoice::Embedded
+        && let Some(case) = options.cases.iter().find(|case| case.needs_embedded())
+    {
+        bail!(
+            "the fault of case {case} is committed by the embedded server only: leave out the case, or --server"
+        );
+    }
+    Ok(())
 }
 
 /// One run with its injections: its results folder, and what was injected.
@@ -138,6 +157,22 @@ fn episode(
     }
 }
 
+/// What makes a run's server the one that was chosen.
+fn server_flags(server: &ServerChoice, faults: &Path) -> Vec<OsString> {
+    match server {
+        ServerChoice::Nginx { path, root } => {
+            let named = [("--nginx", path), ("--nginx-root", root)]
+                .into_iter()
+                .filter_map(|(flag, value)| Some([flag.into(), value.clone()?.into()]));
+            ["--server".into(), "nginx".into()]
+                .into_iter()
+                .chain(named.flatten())
+                .collect()
+        }
+        ServerChoice::Embedded | ServerChoice::Adopted { .. } => vec!["--faults".into(), faults.into()],
+    }
+}
+
 /// The run under test: this very program, as a user would start it.
 struct Run {
     child: Child,
@@ -167,8 +202,7 @@ impl Run {
             .arg((seed >> 11).to_string())
             .arg("--results")
             .arg(&runs)
-            .arg("--faults")
-            .arg(faults)
+            .args(server_flags(&options.server, faults))
             .args(case.run_flags(&allowed_cpus()?))
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -1,4 +1,4 @@
-//! Runs against a real nginx with OpenSSL 3.5, told by uprobes and the kernel's records alone.
+//! Runs against a real nginx and a real HAProxy with OpenSSL 3.5, told by uprobes and the kernel's records alone.
 //!
 //! They need root and the file system with nginx that `cargo xtask test` provides and names in `PQTAIL_NGINX_ROOT`. Without them
 //! they say so by name, except under CI.
@@ -8,12 +8,17 @@ mod common;
 
 use std::{
     fs,
+    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Child, Command, Output, Stdio},
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use pqtail::{
-    collect::tls::expected,
+    collect::{nginx::Program, tls::expected},
     record::{
         manifest::{Manifest, Status, recording},
         stamps::{Outcome, RequestStamps},
@@ -22,7 +27,7 @@ use pqtail::{
 };
 use serde_json::Value;
 
-use common::privileged;
+use common::{privileged, wait_until};
 
 const ROOT: &str = "PQTAIL_NGINX_ROOT";
 
@@ -40,34 +45,31 @@ fn nginx_root(test: &str) -> Option<PathBuf> {
     root
 }
 
+fn command(results: &Path, arms: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pqtail"));
+    command.args([
+        "run",
+        "--quiet",
+        "--rate",
+        "50",
+        "--duration",
+        "2s",
+        "--warmup",
+        "200ms",
+    ]);
+    command.args(["--trials", "1", "--seed", "7", "--timeout", "60s"]);
+    command.args(["--arms", arms, "--results"]).arg(results);
+    command
+}
+
+fn on_nginx(root: &Path, results: &Path, arms: &str) -> Command {
+    let mut command = command(results, arms);
+    command.args(["--server", "nginx", "--nginx-root"]).arg(root);
+    command
+}
+
 fn run(root: &Path, results: &Path, arms: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_pqtail"))
-        .args([
-            "run",
-            "--server",
-            "nginx",
-            "--quiet",
-            "--rate",
-            "50",
-            "--duration",
-            "2s",
-        ])
-        .args([
-            "--warmup",
-            "200ms",
-            "--trials",
-            "1",
-            "--seed",
-            "7",
-            "--timeout",
-            "60s",
-        ])
-        .args(["--arms", arms, "--results"])
-        .arg(results)
-        .arg("--nginx-root")
-        .arg(root)
-        .output()
-        .unwrap()
+    on_nginx(root, results, arms).output().unwrap()
 }
 
 fn only_folder(results: &Path) -> PathBuf {
@@ -93,6 +95,21 @@ fn nginx_serves_every_arm_with_tls_and_its_handshake_is_an_interval_of_its_own()
     let manifest = Manifest::read(&folder).unwrap();
     assert_eq!(manifest.status, Status::Complete);
     assert!(!folder.join("raw/server/nginx/key.pem").exists());
+    require_every_request(&folder, &manifest);
+    let handshake = manifest
+        .server
+        .probes
+        .iter()
+        .find(|each| each.name.starts_with("SSL_do_handshake"));
+    assert!(handshake.unwrap().attached, "{:?}", manifest.server.probes);
+
+    let story = worst_story(&folder);
+    assert!(story.contains("server: SSL_do_handshake"), "{story}");
+    assert!(!story.contains("server's work (no stamps)"), "{story}");
+}
+
+/// Every request went well, with the group of its arm, and the server worked for it.
+fn require_every_request(folder: &Path, manifest: &Manifest) {
     for trial in &manifest.trials {
         let path = recording(
             &folder.join(&manifest.client.stamps),
@@ -110,34 +127,175 @@ fn nginx_serves_every_arm_with_tls_and_its_handshake_is_an_interval_of_its_own()
         }
         assert!(trial.server_cpu_ns > 0);
     }
-    let handshake = manifest
-        .server
-        .probes
-        .iter()
-        .find(|each| each.name.starts_with("SSL_do_handshake"));
-    assert!(handshake.unwrap().attached, "{:?}", manifest.server.probes);
+}
 
+/// What is said of the worst request.
+fn worst_story(folder: &Path) -> String {
     let outliers = fs::read_to_string(folder.join("outliers.jsonl")).unwrap();
-    let outliers: Vec<Value> = outliers
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    assert!(!outliers.is_empty());
-    let worst = &outliers[0];
+    let worst: Value = serde_json::from_str(outliers.lines().next().expect("a tail")).unwrap();
     let story = Command::new(env!("CARGO_BIN_EXE_pqtail"))
         .arg("explain")
-        .arg(&folder)
-        .args([
-            "--trial",
-            &worst["trial"].to_string(),
-            "--request",
-            &worst["request"].to_string(),
-        ])
+        .arg(folder)
+        .args(["--trial", &worst["trial"].to_string()])
+        .args(["--request", &worst["request"].to_string()])
         .output()
         .unwrap();
-    let story = String::from_utf8(story.stdout).unwrap();
+    String::from_utf8(story.stdout).unwrap()
+}
+
+#[test]
+fn an_nginx_that_dies_ends_the_run_and_what_was_recorded_is_kept() {
+    const TEST: &str = "an_nginx_that_dies_ends_the_run_and_what_was_recorded_is_kept";
+    let (Some(_alone), Some(root)) = (privileged(TEST), nginx_root(TEST)) else {
+        return;
+    };
+    let results = tempfile::tempdir().unwrap();
+    let mut command = on_nginx(&root, results.path(), "x25519");
+    // Longer than anybody waits, and requests that go unanswered give up soon.
+    command.args(["--duration", "300s", "--timeout", "2s"]);
+    let run = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let manifest = || {
+        let folder = fs::read_dir(results.path()).ok()?.next()?.ok()?.path();
+        Manifest::read(&folder).ok()
+    };
+    wait_until("nginx serves", || {
+        manifest().is_some_and(|manifest| !manifest.server.threads.is_empty())
+    });
+    let folder = only_folder(results.path());
+    let requests = folder.join("raw/client/requests-000.pqr");
+    wait_until("requests are recorded", || {
+        fs::metadata(&requests).is_ok_and(|file| file.len() > 0)
+    });
+    let nginx = manifest().unwrap().server.threads[0];
+    kill(Pid::from_raw(nginx.cast_signed()), Signal::SIGKILL).unwrap();
+    let output = run.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(
+        said.contains(&format!("the server's process {nginx} (nginx) has ended")),
+        "{said}"
+    );
+    let Status::Cut { reason } = manifest().unwrap().status else {
+        panic!("{said}")
+    };
+    assert!(reason.contains("has ended"), "{reason}");
+    let requests = Recording::<RequestStamps>::open(&requests, StreamKind::Requests).unwrap();
+    assert!(
+        requests
+            .records
+            .iter()
+            .any(|request| request.outcome() == Outcome::Ok)
+    );
+}
+
+/// Ends its process when it goes, also when the test fails.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Two threads behind one port that takes both groups, with a certificate and an answer of its own.
+fn haproxy(root: &Path, folder: &Path, port: u16) -> Running {
+    let made = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+        ])
+        .args([
+            "-subj",
+            "/CN=somebody.test",
+            "-days",
+            "1",
+            "-keyout",
+            "key.pem",
+            "-out",
+            "certificate.pem",
+        ])
+        .current_dir(folder)
+        .output()
+        .expect("openssl");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+    fs::write(
+        folder.join("pair.pem"),
+        read("certificate.pem") + &read("key.pem"),
+    )
+    .unwrap();
+    let text = format!(
+        "global\n  nbthread 2\ndefaults\n  mode http\n  timeout client 10s\n  timeout http-request 10s\nfrontend f\n  bind :{port} ssl \
+         crt pair.pem curves X25519MLKEM768:X25519\n  http-request return status 200 content-type text/plain string \
+         \"somebody's answer\"\n"
+    );
+    fs::write(folder.join("haproxy.cfg"), text).unwrap();
+    let program = Program {
+        path: PathBuf::from("/usr/sbin/haproxy"),
+        root: Some(root.to_owned()),
+    };
+    let mut command = program.command().unwrap();
+    command.args(["-db", "-f", "haproxy.cfg"]).current_dir(folder);
+    Running(command.spawn().expect("haproxy is in the file system"))
+}
+
+#[test]
+fn a_haproxy_that_runs_already_needs_nothing_but_its_port() {
+    const TEST: &str = "a_haproxy_that_runs_already_needs_nothing_but_its_port";
+    let (Some(_alone), Some(root)) = (privileged(TEST), nginx_root(TEST)) else {
+        return;
+    };
+    let (results, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let port = TcpListener::bind("0.0.0.0:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let adopt = |arms: &str| {
+        let mut command = command(results.path(), arms);
+        command.args(["--server", "adopted", "--one-port", "--port", &port.to_string()]);
+        command.output().unwrap()
+    };
+    let refused = adopt("x25519");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success());
+    assert!(said.contains(&format!("nobody listens on port {port}")), "{said}");
+    fs::remove_dir_all(only_folder(results.path())).unwrap();
+
+    let mut server = haproxy(&root, folder.path(), port);
+    wait_until("haproxy listens", || {
+        assert!(server.0.try_wait().unwrap().is_none(), "haproxy has ended");
+        TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
+    let output = adopt("x25519,x25519mlkem768");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let folder = only_folder(results.path());
+    let manifest = Manifest::read(&folder).unwrap();
+    assert_eq!(manifest.status, Status::Complete);
+    assert_eq!(manifest.server.software, "haproxy");
+    assert!(
+        manifest.server.threads.len() >= 2,
+        "{:?}",
+        manifest.server.threads
+    );
+    require_every_request(&folder, &manifest);
+    let story = worst_story(&folder);
     assert!(story.contains("server: SSL_do_handshake"), "{story}");
-    assert!(!story.contains("server's work (no stamps)"), "{story}");
+    assert!(!Path::new("/sys/class/net/pq-server").exists());
 }
 
 #[test]

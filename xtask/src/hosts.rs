@@ -27,10 +27,7 @@ pub(crate) fn run(mut passed_on: PassedOn) -> anyhow::Result<()> {
         passed_on.arguments.push("--hosts".into());
         passed_on.arguments.push(made.into());
     }
-    if nginx::is_wanted(&passed_on.arguments) {
-        passed_on.arguments.push("--nginx-root".into());
-        passed_on.arguments.push(nginx::provide()?.into());
-    }
+    nginx::provide_if_wanted(&mut passed_on.arguments)?;
     if value(&passed_on.arguments, "--binaries").is_none()
         && let Some(inventory) = value(&passed_on.arguments, "--hosts")
     {

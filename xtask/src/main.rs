@@ -100,7 +100,10 @@ fn main() -> anyhow::Result<()> {
         Task::Run(passed_on) => hosts::run(passed_on),
         Task::Analyze(passed_on) => pqtail("analyze", &passed_on),
         Task::Explain(passed_on) => pqtail("explain", &passed_on),
-        Task::Truth(passed_on) => pqtail("truth", &passed_on),
+        Task::Truth(mut passed_on) => {
+            nginx::provide_if_wanted(&mut passed_on.arguments)?;
+            pqtail("truth", &passed_on)
+        }
         Task::Fetch(passed_on) => pqtail("fetch", &passed_on),
         Task::Doctor(passed_on) => pqtail("doctor", &passed_on),
         Task::Test => check::test(),

@@ -1,5 +1,5 @@
 //! An nginx with OpenSSL 3.5 for `run --server nginx`, where the machine's own is older: a small root file system of a Debian
-//! release that has one.
+//! release that has one. HAProxy is there too, for a test of servers that run already.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -44,7 +44,7 @@ pub(crate) fn provide() -> anyhow::Result<PathBuf> {
     make.args([
         "--quiet",
         "--variant=minbase",
-        "--include=nginx-light,openssl",
+        "--include=nginx-light,openssl,haproxy",
         RELEASE,
     ]);
     if let Err(error) = run("mmdebstrap", make.arg(&beside)) {
@@ -57,6 +57,18 @@ pub(crate) fn provide() -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
+/// Makes it, and says where it is, if a run on this machine asks for nginx and does not say which.
+///
+/// # Errors
+/// As [`provide`].
+pub(crate) fn provide_if_wanted(arguments: &mut Vec<OsString>) -> anyhow::Result<()> {
+    if is_wanted(arguments) {
+        arguments.push("--nginx-root".into());
+        arguments.push(provide()?.into());
+    }
+    Ok(())
+}
+
 fn remove(folder: &Path) -> anyhow::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -66,8 +78,7 @@ fn remove(folder: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Whether a run on this machine asks for nginx and does not say which.
-pub(crate) fn is_wanted(arguments: &[OsString]) -> bool {
+fn is_wanted(arguments: &[OsString]) -> bool {
     let has = |flag: &str| {
         arguments
             .iter()

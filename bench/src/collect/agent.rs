@@ -388,7 +388,8 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
                     link::join(peer, address, link::PREFIX)?;
                     link::widen_ports()?;
                 }
-                None => link::configure(address, link::PREFIX, shared)?,
+                None if shared => link::configure_shared(address, link::PREFIX)?,
+                None => link::configure(address, link::PREFIX)?,
             }
             Answer::Done
         }

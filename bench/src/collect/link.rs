@@ -121,15 +121,19 @@ pub fn join(peer_pid: u32, local: Ipv4Addr, prefix: u8) -> anyhow::Result<()> {
 
 /// In the server end's process: waits until the other end has made the link, then brings this end up as `local`.
 ///
-/// With `shared` this end is the machine's own namespace, where a server runs that is not ours. All that is done to it is this one
-/// device, which goes with the client's end.
+/// # Errors
+/// In the parent's namespace (see [`in_new_netns`]), without `CAP_NET_ADMIN`, or if no link appears in time.
+pub fn configure(local: Ipv4Addr, prefix: u8) -> anyhow::Result<()> {
+    require_own_netns()?;
+    configure_shared(local, prefix)
+}
+
+/// The same in the machine's own namespace, where a server runs that is not ours. All that is done to it is this one device, which
+/// goes with the client's end.
 ///
 /// # Errors
-/// In the parent's namespace unless `shared` (see [`in_new_netns`]), without `CAP_NET_ADMIN`, or if no link appears in time.
-pub fn configure(local: Ipv4Addr, prefix: u8, shared: bool) -> anyhow::Result<()> {
-    if !shared {
-        require_own_netns()?;
-    }
+/// Without `CAP_NET_ADMIN`, or if no link appears in time.
+pub fn configure_shared(local: Ipv4Addr, prefix: u8) -> anyhow::Result<()> {
     let deadline = Instant::now() + LINK_WAIT_MAX;
     while if_nametoindex(SERVER_NAME).is_err() {
         ensure!(

@@ -47,7 +47,10 @@ pub struct Program {
 
 impl Program {
     /// A call of it, in its root.
-    fn command(&self) -> anyhow::Result<Command> {
+    ///
+    /// # Errors
+    /// When the root's path is none.
+    pub fn command(&self) -> anyhow::Result<Command> {
         let mut command = Command::new(&self.path);
         if let Some(root) = &self.root {
             let path = CString::new(root.as_os_str().as_bytes()).context("--nginx-root holds a zero byte")?;

@@ -139,6 +139,35 @@ impl Case {
         all
     }
 
+    /// Whether its fault is committed by the embedded server itself, in its own code or settings.
+    #[must_use]
+    pub fn needs_embedded(self) -> bool {
+        match self {
+            Self::Compute
+            | Self::Sleep
+            | Self::Lock
+            | Self::ColdRead
+            | Self::Reclaim
+            | Self::HeldResponse
+            | Self::AcceptPause
+            | Self::AcceptOverflow
+            | Self::DelayedAckDecoy
+            | Self::SharedCpu => true,
+            Self::Nothing
+            | Self::Hog(_)
+            | Self::FifoHog(_)
+            | Self::SoftirqFlood(_)
+            | Self::Quota(_)
+            | Self::Stop(_)
+            | Self::Loss(_)
+            | Self::SlowPath(_)
+            | Self::HogAndLoss
+            | Self::NeighbourDecoy
+            | Self::Overload
+            | Self::FewPorts => false,
+        }
+    }
+
     /// Its name, for example `hog.server`.
     #[must_use]
     pub fn name(self) -> String {
