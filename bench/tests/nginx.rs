@@ -27,7 +27,7 @@ use pqtail::{
 };
 use serde_json::Value;
 
-use common::{privileged, wait_until};
+use common::{BEGUN_BYTES, privileged, wait_until};
 
 const ROOT: &str = "PQTAIL_NGINX_ROOT";
 
@@ -45,19 +45,11 @@ fn nginx_root(test: &str) -> Option<PathBuf> {
     root
 }
 
+/// A short run at a low rate; its duration is still to be said.
 fn command(results: &Path, arms: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pqtail"));
-    command.args([
-        "run",
-        "--quiet",
-        "--rate",
-        "50",
-        "--duration",
-        "2s",
-        "--warmup",
-        "200ms",
-    ]);
-    command.args(["--trials", "1", "--seed", "7", "--timeout", "60s"]);
+    command.args(["run", "--quiet", "--rate", "50", "--warmup", "200ms"]);
+    command.args(["--trials", "1", "--seed", "7"]);
     command.args(["--arms", arms, "--results"]).arg(results);
     command
 }
@@ -69,7 +61,11 @@ fn on_nginx(root: &Path, results: &Path, arms: &str) -> Command {
 }
 
 fn run(root: &Path, results: &Path, arms: &str) -> Output {
-    on_nginx(root, results, arms).output().unwrap()
+    let mut command = on_nginx(root, results, arms);
+    command
+        .args(["--duration", "2s", "--timeout", "60s"])
+        .output()
+        .unwrap()
 }
 
 fn only_folder(results: &Path) -> PathBuf {
@@ -153,7 +149,7 @@ fn an_nginx_that_dies_ends_the_run_and_what_was_recorded_is_kept() {
     let mut command = on_nginx(&root, results.path(), "x25519");
     // Longer than anybody waits, and requests that go unanswered give up soon.
     command.args(["--duration", "300s", "--timeout", "2s"]);
-    let run = command
+    let mut run = command
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -163,12 +159,13 @@ fn an_nginx_that_dies_ends_the_run_and_what_was_recorded_is_kept() {
         Manifest::read(&folder).ok()
     };
     wait_until("nginx serves", || {
+        assert!(run.try_wait().unwrap().is_none(), "the run has ended");
         manifest().is_some_and(|manifest| !manifest.server.threads.is_empty())
     });
     let folder = only_folder(results.path());
     let requests = folder.join("raw/client/requests-000.pqr");
     wait_until("requests are recorded", || {
-        fs::metadata(&requests).is_ok_and(|file| file.len() > 0)
+        fs::metadata(&requests).is_ok_and(|file| file.len() > BEGUN_BYTES)
     });
     let nginx = manifest().unwrap().server.threads[0];
     kill(Pid::from_raw(nginx.cast_signed()), Signal::SIGKILL).unwrap();
@@ -255,7 +252,9 @@ fn a_haproxy_that_runs_already_needs_nothing_but_its_port() {
     let (Some(_alone), Some(root)) = (privileged(TEST), nginx_root(TEST)) else {
         return;
     };
-    let (results, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let results = tempfile::tempdir().unwrap();
+    // It asks for the name of its working directory, so that must lie inside its root.
+    let folder = tempfile::tempdir_in(root.join("tmp")).unwrap();
     let port = TcpListener::bind("0.0.0.0:0")
         .unwrap()
         .local_addr()
@@ -264,7 +263,10 @@ fn a_haproxy_that_runs_already_needs_nothing_but_its_port() {
     let adopt = |arms: &str| {
         let mut command = command(results.path(), arms);
         command.args(["--server", "adopted", "--one-port", "--port", &port.to_string()]);
-        command.output().unwrap()
+        command
+            .args(["--duration", "2s", "--timeout", "60s"])
+            .output()
+            .unwrap()
     };
     let refused = adopt("x25519");
     let said = String::from_utf8_lossy(&refused.stderr);

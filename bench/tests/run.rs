@@ -48,13 +48,10 @@ use pqtail::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use common::{DEADLINE, is_privileged, wait_until};
+use common::{BEGUN_BYTES, DEADLINE, is_privileged, wait_until};
 
 /// Set for a run and so for all its descendants, whoever their parent is by now.
 const MARK: &str = "PQTAIL_TEST_RUN";
-
-/// More than the header of any recording: a file as large as this holds records.
-const BEGUN_BYTES: u64 = 1024;
 
 /// A run that is over soon, and whose requests all end well however busy the machine is.
 const SHORT: [&str; 12] = [

@@ -33,6 +33,9 @@ use pqtail_common::RECORD_BYTES;
 /// Generous: it is only waited for in full when something is broken.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
+/// More than the header of any recording: a file as large as this holds records.
+pub(crate) const BEGUN_BYTES: u64 = 1024;
+
 /// Whether the kernel allows the test; if not, stderr has the reason. In CI a skip would be a lie.
 pub(crate) fn is_privileged(test: &str) -> bool {
     if host::is_root() {
