@@ -301,6 +301,35 @@ fn a_haproxy_that_runs_already_needs_nothing_but_its_port() {
 }
 
 #[test]
+fn culprits_of_requests_to_nginx_are_named() {
+    const TEST: &str = "culprits_of_requests_to_nginx_are_named";
+    let (Some(_alone), Some(root)) = (privileged(TEST), nginx_root(TEST)) else {
+        return;
+    };
+    let output = Command::new(env!("CARGO_BIN_EXE_pqtail"))
+        .args(["truth", "--json", "--server", "nginx", "--nginx-root"])
+        .arg(&root)
+        .args(["--duration", "2s", "--rate", "100", "--seed", "1"])
+        .args(["--cases", "fifo-hog.server,stop.server,loss.server-flight"])
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // As for the embedded server: a shared machine adds causes of its own.
+    for cause in ["server.run_queue", "server.stopped", "retransmit.data"] {
+        let share = |name: &str| report["causes"][cause][name].as_f64().unwrap_or(0.0);
+        assert!(
+            share("recall") >= 0.6 && share("culprit_right") >= 0.8,
+            "{cause}: {report:#}"
+        );
+    }
+}
+
+#[test]
 fn an_arm_that_nginx_cannot_do_is_refused_at_set_up() {
     const TEST: &str = "an_arm_that_nginx_cannot_do_is_refused_at_set_up";
     let (Some(_alone), Some(root)) = (privileged(TEST), nginx_root(TEST)) else {
