@@ -26,13 +26,13 @@ use pqtail::record::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use common::{Host, privileged, wait_until};
+use common::{Host, nginx_root, privileged, wait_until};
 
 const SHORT: [&str; 12] = [
     "--rate",
     "50",
     "--duration",
-    "1500ms",
+    "2500ms",
     "--warmup",
     "200ms",
     "--trials",
@@ -324,12 +324,56 @@ fn a_run_between_two_hosts_is_complete_and_leaves_them_as_they_were() {
     let (offset_ns, bound_ns) = (clock["offset_ns"].as_i64(), clock["error_ns_max"].as_u64());
     assert!(offset_ns.unwrap().unsigned_abs() <= bound_ns.unwrap(), "{clock}");
     let outliers = fs::read_to_string(folder.join("outliers.jsonl")).unwrap();
+    assert!(!outliers.is_empty());
     for line in outliers.lines() {
         let outlier: Value = serde_json::from_str(line).unwrap();
         let ledger = outlier["ledger"].as_object().unwrap();
         let sum: u64 = ledger.values().map(|ns| ns.as_u64().unwrap()).sum();
         assert_eq!(Some(sum), outlier["latency_ns"].as_u64());
     }
+    assert!(!folder.join("hosts.json").exists(), "nothing lies elsewhere");
+    world.assert_nothing_left();
+}
+
+#[test]
+fn nginx_on_another_host_is_told_by_that_hosts_kernel() {
+    const TEST: &str = "nginx_on_another_host_is_told_by_that_hosts_kernel";
+    let (Some(_alone), Some(root)) = (privileged(TEST), nginx_root(TEST)) else {
+        return;
+    };
+    let world = World::new();
+    let mut command = world.run_command(&SHORT);
+    command.args(["--server", "nginx", "--nginx-root"]).arg(root);
+    let output = world.pqtail(command);
+    assert!(output.status.success(), "{}", said(&output));
+    let folder = world.only_run();
+    let manifest = Manifest::read(&folder).unwrap();
+    assert_eq!(manifest.status, Status::Complete);
+    assert!(
+        manifest.server.software.starts_with("nginx/"),
+        "{:?}",
+        manifest.server
+    );
+    let reads = |host: &pqtail::record::manifest::Host| {
+        host.probes
+            .iter()
+            .any(|probe| probe.name == "tcp_rcv_space_adjust" && probe.attached)
+    };
+    assert!(reads(&manifest.server) && !reads(&manifest.client));
+    for request in requests(&folder).iter().filter(|each| each.is_measured()) {
+        assert_eq!(request.outcome(), Outcome::Ok, "{request:?}");
+    }
+    let story = Command::new(env!("CARGO_BIN_EXE_pqtail"))
+        .arg("explain")
+        .arg(&folder)
+        .output()
+        .unwrap();
+    let story = String::from_utf8_lossy(&story.stdout);
+    assert!(
+        story.contains("server: SSL_do_handshake"),
+        "{story}\n{:#}",
+        summary(&folder)["verdicts"]
+    );
     assert!(!folder.join("hosts.json").exists(), "nothing lies elsewhere");
     world.assert_nothing_left();
 }

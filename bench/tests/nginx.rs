@@ -27,23 +27,7 @@ use pqtail::{
 };
 use serde_json::Value;
 
-use common::{BEGUN_BYTES, privileged, wait_until};
-
-const ROOT: &str = "PQTAIL_NGINX_ROOT";
-
-fn nginx_root(test: &str) -> Option<PathBuf> {
-    let root = std::env::var_os(ROOT).map(PathBuf::from);
-    assert!(
-        root.is_some() || std::env::var_os("CI").is_none(),
-        "{test} needs {ROOT}, and CI is set: run `cargo xtask test`"
-    );
-    if root.is_none() {
-        eprintln!(
-            "SKIPPED {test}: needs an nginx with OpenSSL 3.5: run `cargo xtask test`, or name its file system in {ROOT}"
-        );
-    }
-    root
-}
+use common::{BEGUN_BYTES, nginx_root, privileged, wait_until};
 
 /// A short run at a low rate; its duration is still to be said.
 fn command(results: &Path, arms: &str) -> Command {

@@ -48,6 +48,13 @@ pub(crate) fn test() -> anyhow::Result<()> {
                 },
             ],
         )?;
+        debian::require(
+            "the tests of servers with OpenSSL",
+            &[Needed {
+                program: "openssl",
+                package: "openssl",
+            }],
+        )?;
         // Installed on a machine that people use, it would set that up at its next boot; there the test says what it lacks.
         if env::var_os("CI").is_some() {
             debian::require(

@@ -8,6 +8,7 @@
 use std::{
     fs,
     os::unix::fs::MetadataExt as _,
+    path::PathBuf,
     sync::{
         Mutex, MutexGuard, PoisonError,
         mpsc::{self, Sender},
@@ -53,6 +54,22 @@ pub(crate) fn is_privileged(test: &str) -> bool {
 pub(crate) fn privileged(test: &str) -> Option<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
     is_privileged(test).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The file system with nginx that `cargo xtask test` provides; without it stderr says what is missing, and under CI it must be there.
+pub(crate) fn nginx_root(test: &str) -> Option<PathBuf> {
+    const ROOT: &str = "PQTAIL_NGINX_ROOT";
+    let root = std::env::var_os(ROOT).map(PathBuf::from);
+    assert!(
+        root.is_some() || std::env::var_os("CI").is_none(),
+        "{test} needs {ROOT}, and CI is set: run `cargo xtask test`"
+    );
+    if root.is_none() {
+        eprintln!(
+            "SKIPPED {test}: needs an nginx with OpenSSL 3.5: run `cargo xtask test`, or name its file system in {ROOT}"
+        );
+    }
+    root
 }
 
 /// Waits by condition: no sleep decides the outcome, only the deadline.
