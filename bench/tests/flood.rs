@@ -10,7 +10,7 @@ use std::{
     env, fs,
     fs::File,
     io::{BufRead as _, BufReader, Write as _},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::{
         Arc, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -36,7 +36,7 @@ use pqtail::{
 use pqtail_common::{Head, RECORD_BYTES, Span, Switch, kind};
 use zerocopy::FromBytes;
 
-use common::{DEADLINE, pin, recorded, wait_until};
+use common::{DEADLINE, Running, pin, recorded, wait_until};
 
 const ROLE: &str = "PQTAIL_TEST_FLOOD_ROLE";
 const MARK: &str = "flood: prepared";
@@ -149,7 +149,7 @@ fn a_killed_process_takes_its_flood_with_it() {
     let Some((_alone, cpu, from_cpu)) = privileged("a_killed_process_takes_its_flood_with_it") else {
         return;
     };
-    let mut child = Killed(
+    let mut child = Running(
         Command::new(env::current_exe().unwrap())
             .args(["flood_until_killed", "--exact", "--ignored", "--nocapture"])
             .env(ROLE, format!("{cpu} {from_cpu}"))
@@ -404,16 +404,6 @@ fn devices_here() -> Vec<String> {
         .collect();
     names.sort();
     names
-}
-
-/// A child that does not outlive the test.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// One test at a time, and two CPUs: one to flood and one to flood it from. `None`, with the reason on stderr, where

@@ -9,7 +9,7 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::TcpListener,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use pqtail::{
@@ -23,42 +23,30 @@ use pqtail::{
 use pqtail_common::{Call, Head, RECORD_BYTES, Socket, function, kind};
 use zerocopy::FromBytes;
 
-use common::{privileged, wait_until};
+use common::{Running, make_certificate, privileged, wait_until};
 
-/// Ends its process when it goes, also when the test fails.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn openssl(arguments: &[&str]) -> Running {
+    let child = Command::new("openssl")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("openssl was there a moment ago");
+    Running(child)
 }
 
-impl Running {
-    fn openssl(arguments: &[&str]) -> Self {
-        let child = Command::new("openssl")
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("openssl was there a moment ago");
-        Self(child)
-    }
+fn say(to: &mut Running, line: &str) {
+    let input = to.0.stdin.as_mut().expect("a pipe");
+    writeln!(input, "{line}").expect("it reads");
+}
 
-    fn say(&mut self, line: &str) {
-        let input = self.0.stdin.as_mut().expect("a pipe");
-        writeln!(input, "{line}").expect("it reads");
-    }
-
-    fn hear(&mut self) -> String {
-        let mut line = String::new();
-        BufReader::new(self.0.stdout.as_mut().expect("a pipe"))
-            .read_line(&mut line)
-            .expect("it writes");
-        line.trim_end().to_owned()
-    }
+fn hear(from: &mut Running) -> String {
+    let mut line = String::new();
+    BufReader::new(from.0.stdout.as_mut().expect("a pipe"))
+        .read_line(&mut line)
+        .expect("it writes");
+    line.trim_end().to_owned()
 }
 
 fn has_openssl(test: &str) -> bool {
@@ -71,28 +59,6 @@ fn has_openssl(test: &str) -> bool {
     );
     eprintln!("SKIPPED {test}: needs the program openssl (package openssl)");
     false
-}
-
-fn make_certificate(folder: &Path) -> (String, String) {
-    let (key, certificate) = (folder.join("key.pem"), folder.join("certificate.pem"));
-    let made = Command::new("openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-        ])
-        .args(["-nodes", "-subj", "/CN=pqtail.test", "-days", "1", "-keyout"])
-        .arg(&key)
-        .arg("-out")
-        .arg(&certificate)
-        .output()
-        .expect("openssl was there a moment ago");
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let text = |path: &Path| path.to_str().expect("a temporary folder's name").to_owned();
-    (text(&key), text(&certificate))
 }
 
 fn listens(pid: u32, port: u16) -> bool {
@@ -128,13 +94,15 @@ fn a_handshake_in_libssl_is_a_call_and_its_connection_is_read_inside() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (key, certificate) = make_certificate(folder.path());
+    let (key, certificate) = make_certificate(folder.path(), "pqtail.test");
+    let text = |path: &Path| path.to_str().expect("a temporary folder's name").to_owned();
+    let (key, certificate) = (text(&key), text(&certificate));
     let port = {
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         free.local_addr().unwrap().port()
     };
     let address = format!("127.0.0.1:{port}");
-    let mut server = Running::openssl(&[
+    let mut server = openssl(&[
         "s_server",
         "-quiet",
         "-tls1_3",
@@ -163,11 +131,11 @@ fn a_handshake_in_libssl_is_a_call_and_its_connection_is_read_inside() {
     let path = folder.path().join("kernel.pqr");
     drain.begin_trial(&path, 0).unwrap();
 
-    let mut client = Running::openssl(&["s_client", "-quiet", "-tls1_3", "-connect", &address]);
-    client.say("question");
-    assert_eq!(server.hear(), "question");
-    server.say("answer");
-    assert_eq!(client.hear(), "answer");
+    let mut client = openssl(&["s_client", "-quiet", "-tls1_3", "-connect", &address]);
+    say(&mut client, "question");
+    assert_eq!(hear(&mut server), "question");
+    say(&mut server, "answer");
+    assert_eq!(hear(&mut client), "answer");
     drop(client);
     let summary = drain.end_trial().unwrap();
     assert!(summary.lost.values().all(|&count| count == 0));

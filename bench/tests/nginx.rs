@@ -10,7 +10,7 @@ use std::{
     fs,
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output, Stdio},
 };
 
 use nix::{
@@ -27,7 +27,9 @@ use pqtail::{
 };
 use serde_json::Value;
 
-use common::{BEGUN_BYTES, nginx_root, privileged, wait_until};
+use common::{
+    BEGUN_BYTES, Running, assert_success, make_certificate, nginx_root, only_folder, privileged, wait_until,
+};
 
 /// A short run at a low rate; its duration is still to be said.
 fn command(results: &Path, arms: &str) -> Command {
@@ -44,17 +46,12 @@ fn on_nginx(root: &Path, results: &Path, arms: &str) -> Command {
     command
 }
 
-fn run(root: &Path, results: &Path, arms: &str) -> Output {
-    let mut command = on_nginx(root, results, arms);
+/// Two seconds, in which nothing times out however busy the machine is.
+fn shortly(mut command: Command) -> Output {
     command
         .args(["--duration", "2s", "--timeout", "60s"])
         .output()
         .unwrap()
-}
-
-fn only_folder(results: &Path) -> PathBuf {
-    let mut folders = fs::read_dir(results).unwrap();
-    folders.next().unwrap().unwrap().path()
 }
 
 #[test]
@@ -65,13 +62,9 @@ fn nginx_serves_every_arm_with_tls_and_its_handshake_is_an_interval_of_its_own()
     };
     let results = tempfile::tempdir().unwrap();
     let arms = "x25519,x25519mlkem768,pq-offered-classical-chosen,hello-retry,secp256r1mlkem768,mlkem768";
-    let output = run(&root, results.path(), arms);
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let folder = only_folder(results.path());
+    let output = shortly(on_nginx(&root, results.path(), arms));
+    assert_success(&output);
+    let folder = only_folder(results.path()).unwrap();
     let manifest = Manifest::read(&folder).unwrap();
     assert_eq!(manifest.status, Status::Complete);
     assert!(!folder.join("raw/server/nginx/key.pem").exists());
@@ -138,15 +131,12 @@ fn an_nginx_that_dies_ends_the_run_and_what_was_recorded_is_kept() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let manifest = || {
-        let folder = fs::read_dir(results.path()).ok()?.next()?.ok()?.path();
-        Manifest::read(&folder).ok()
-    };
+    let manifest = || Manifest::read(&only_folder(results.path())?).ok();
     wait_until("nginx serves", || {
         assert!(run.try_wait().unwrap().is_none(), "the run has ended");
         manifest().is_some_and(|manifest| !manifest.server.threads.is_empty())
     });
-    let folder = only_folder(results.path());
+    let folder = only_folder(results.path()).unwrap();
     let requests = folder.join("raw/client/requests-000.pqr");
     wait_until("requests are recorded", || {
         fs::metadata(&requests).is_ok_and(|file| file.len() > BEGUN_BYTES)
@@ -173,48 +163,11 @@ fn an_nginx_that_dies_ends_the_run_and_what_was_recorded_is_kept() {
     );
 }
 
-/// Ends its process when it goes, also when the test fails.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Two threads behind one port that takes both groups, with a certificate and an answer of its own.
 fn haproxy(root: &Path, folder: &Path, port: u16) -> Running {
-    let made = Command::new("openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-        ])
-        .args([
-            "-subj",
-            "/CN=somebody.test",
-            "-days",
-            "1",
-            "-keyout",
-            "key.pem",
-            "-out",
-            "certificate.pem",
-        ])
-        .current_dir(folder)
-        .output()
-        .expect("openssl");
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
-    fs::write(
-        folder.join("pair.pem"),
-        read("certificate.pem") + &read("key.pem"),
-    )
-    .unwrap();
+    let (key, certificate) = make_certificate(folder, "somebody.test");
+    let read = |path: &Path| fs::read_to_string(path).unwrap();
+    fs::write(folder.join("pair.pem"), read(&certificate) + &read(&key)).unwrap();
     let text = format!(
         "global\n  nbthread 2\ndefaults\n  mode http\n  timeout client 10s\n  timeout http-request 10s\nfrontend f\n  bind :{port} ssl \
          crt pair.pem curves X25519MLKEM768:X25519\n  http-request return status 200 content-type text/plain string \
@@ -247,16 +200,13 @@ fn a_haproxy_that_runs_already_needs_nothing_but_its_port() {
     let adopt = |arms: &str| {
         let mut command = command(results.path(), arms);
         command.args(["--server", "adopted", "--one-port", "--port", &port.to_string()]);
-        command
-            .args(["--duration", "2s", "--timeout", "60s"])
-            .output()
-            .unwrap()
+        shortly(command)
     };
     let refused = adopt("x25519");
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success());
     assert!(said.contains(&format!("nobody listens on port {port}")), "{said}");
-    fs::remove_dir_all(only_folder(results.path())).unwrap();
+    fs::remove_dir_all(only_folder(results.path()).unwrap()).unwrap();
 
     let mut server = haproxy(&root, folder.path(), port);
     wait_until("haproxy listens", || {
@@ -264,12 +214,8 @@ fn a_haproxy_that_runs_already_needs_nothing_but_its_port() {
         TcpStream::connect(("127.0.0.1", port)).is_ok()
     });
     let output = adopt("x25519,x25519mlkem768");
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let folder = only_folder(results.path());
+    assert_success(&output);
+    let folder = only_folder(results.path()).unwrap();
     let manifest = Manifest::read(&folder).unwrap();
     assert_eq!(manifest.status, Status::Complete);
     assert_eq!(manifest.server.software, "haproxy");
@@ -297,11 +243,7 @@ fn culprits_of_requests_to_nginx_are_named() {
         .args(["--cases", "fifo-hog.server,stop.server,loss.server-flight"])
         .output()
         .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert_success(&output);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     // As for the embedded server: a shared machine adds causes of its own.
     for cause in ["server.run_queue", "server.stopped", "retransmit.data"] {
@@ -320,7 +262,7 @@ fn an_arm_that_nginx_cannot_do_is_refused_at_set_up() {
         return;
     };
     let results = tempfile::tempdir().unwrap();
-    let output = run(&root, results.path(), "x25519,no-crypto");
+    let output = shortly(on_nginx(&root, results.path(), "x25519,no-crypto"));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(
@@ -334,7 +276,7 @@ fn a_root_without_nginx_is_told_with_the_remedy() {
     const TEST: &str = "a_root_without_nginx_is_told_with_the_remedy";
     let Some(_alone) = privileged(TEST) else { return };
     let (results, empty) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let output = run(empty.path(), results.path(), "x25519");
+    let output = shortly(on_nginx(empty.path(), results.path(), "x25519"));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(said.contains("--nginx-root"), "{said}");

@@ -48,7 +48,7 @@ use pqtail::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use common::{BEGUN_BYTES, DEADLINE, is_privileged, wait_until};
+use common::{BEGUN_BYTES, DEADLINE, is_privileged, only_folder, wait_until};
 
 /// Set for a run and so for all its descendants, whoever their parent is by now.
 const MARK: &str = "PQTAIL_TEST_RUN";
@@ -953,16 +953,6 @@ fn assert_has_requests(summary: &Value) {
     let arms = summary["arms"].as_object().unwrap();
     let good = arms.values().map(|arm| arm["requests"].as_u64().unwrap());
     assert!(good.sum::<u64>() > 0, "{summary:#}");
-}
-
-fn only_folder(results: &Path) -> Option<PathBuf> {
-    let mut folders = fs::read_dir(results)
-        .ok()?
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.is_dir());
-    let first = folders.next()?;
-    assert_eq!(folders.next(), None, "one run has one folder");
-    Some(first)
 }
 
 /// A run that must not start: its error has these words, and it leaves no results folder.

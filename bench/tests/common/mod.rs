@@ -8,7 +8,8 @@
 use std::{
     fs,
     os::unix::fs::MetadataExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output},
     sync::{
         Mutex, MutexGuard, PoisonError,
         mpsc::{self, Sender},
@@ -70,6 +71,53 @@ pub(crate) fn nginx_root(test: &str) -> Option<PathBuf> {
         );
     }
     root
+}
+
+/// Ends its process when it goes, also when the test fails.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Makes a P-256 key and a certificate for this name with the `openssl` program; returns where they are.
+pub(crate) fn make_certificate(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
+    let (key, certificate) = (folder.join("key.pem"), folder.join("certificate.pem"));
+    let output = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt"])
+        .args(["ec_paramgen_curve:P-256", "-nodes", "-days", "1", "-subj"])
+        .arg(format!("/CN={name}"))
+        .arg("-keyout")
+        .arg(&key)
+        .arg("-out")
+        .arg(&certificate)
+        .output()
+        .expect("the program openssl");
+    assert_success(&output);
+    (key, certificate)
+}
+
+/// What a program says on stderr is the test's complaint if it failed.
+pub(crate) fn assert_success(output: &Output) {
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// The folder of the one run in a folder of results; `None` while there is none yet.
+pub(crate) fn only_folder(results: &Path) -> Option<PathBuf> {
+    let mut folders = fs::read_dir(results)
+        .ok()?
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir());
+    let first = folders.next()?;
+    assert_eq!(folders.next(), None, "one run has one folder");
+    Some(first)
 }
 
 /// Waits by condition: no sleep decides the outcome, only the deadline.
