@@ -58,7 +58,7 @@ fn binaries(inventory: &OsString) -> anyhow::Result<PathBuf> {
 }
 
 /// The value of a flag among arguments, as `--flag value` or `--flag=value`.
-fn value(arguments: &[OsString], flag: &str) -> Option<OsString> {
+pub(crate) fn value(arguments: &[OsString], flag: &str) -> Option<OsString> {
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         if argument == flag {

@@ -2,7 +2,7 @@
 //! release that has one. HAProxy is there too, for a test of servers that run already.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -12,6 +12,7 @@ use anyhow::Context as _;
 
 use crate::{
     debian::{self, Needed},
+    hosts::value,
     root, run,
 };
 
@@ -79,16 +80,9 @@ fn remove(folder: &Path) -> anyhow::Result<()> {
 }
 
 fn is_wanted(arguments: &[OsString]) -> bool {
-    let has = |flag: &str| {
-        arguments
-            .iter()
-            .any(|each| each == flag || each.to_string_lossy().starts_with(&format!("{flag}=")))
-    };
-    let is_nginx = arguments
-        .windows(2)
-        .any(|two| two[0] == "--server" && two[1] == "nginx")
-        || arguments.iter().any(|each| each == OsStr::new("--server=nginx"));
-    is_nginx && !has("--nginx") && !has("--nginx-root") && !has("--hosts")
+    let is_said = |flag| value(arguments, flag).is_some();
+    value(arguments, "--server").is_some_and(|server| server == "nginx")
+        && !["--nginx", "--nginx-root", "--hosts"].into_iter().any(is_said)
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ use crate::{
         cpu::{Cpus, Raw, seen_running},
         gap::Gaps,
         thread::Threads,
-        witness::witness,
+        witness::{Served, witness},
     },
 };
 
@@ -79,9 +79,7 @@ struct Joined<'a> {
     alignment: Option<Alignment>,
     measured: BTreeSet<u32>,
     steal_ns: BTreeMap<PathBuf, BTreeMap<u32, u64>>,
-    connections: HashMap<Tuple, Vec<ConnectionStamps>>,
-    /// Calls of libssl for handshakes on connections of a foreign server, by when the first of the client's bytes was read.
-    handshakes: HashMap<(Tuple, u64), Vec<(u64, u64)>>,
+    connections: HashMap<Tuple, Vec<Served>>,
     /// Whose a connection of the client is, by its first SYN: the request with the lowest number that it could belong to. Stamps
     /// that are damaged could claim one connection any number of times.
     owners: HashMap<(Tuple, HostNs), u32>,
@@ -126,8 +124,7 @@ struct Case<'a> {
     view: Option<&'a View>,
     /// The same connection as the server's host saw it.
     there: Option<&'a View>,
-    connection: Option<&'a ConnectionStamps>,
-    handshakes: &'a [(u64, u64)],
+    connection: Option<&'a Served>,
     crossings: Vec<Crossing>,
 }
 
@@ -150,7 +147,7 @@ impl<'a> Joined<'a> {
             .map(|request| request.remote_port)
             .collect();
         let ports: Vec<u16> = ports.into_iter().collect();
-        let handshakes = witness_connections(manifest, &mut recorded, &ports);
+        let served = served(manifest, &mut recorded, &ports);
         let mut client_machine = Rc::default();
         let mut server_machine = Rc::default();
         let mut steal_ns = BTreeMap::new();
@@ -184,10 +181,10 @@ impl<'a> Joined<'a> {
             &ports,
         );
         let alignment = align(&Views::exchanges(&client.views, &server.views));
-        let mut connections: HashMap<Tuple, Vec<ConnectionStamps>> = HashMap::new();
-        for connection in recorded.connections {
+        let mut connections: HashMap<Tuple, Vec<Served>> = HashMap::new();
+        for connection in served {
             connections
-                .entry(server_tuple(&connection))
+                .entry(server_tuple(&connection.stamps))
                 .or_default()
                 .push(connection);
         }
@@ -211,7 +208,6 @@ impl<'a> Joined<'a> {
             measured,
             steal_ns,
             connections,
-            handshakes,
             owners: HashMap::new(),
         };
         joined.find_owners();
@@ -243,7 +239,10 @@ impl<'a> Joined<'a> {
             for (start_ns, end_ns) in client_work(request, &case) {
                 client.add(tid, number, start_ns, end_ns);
             }
-            if let Some(connection) = case.connection {
+            if let Some(Served {
+                stamps: connection, ..
+            }) = case.connection
+            {
                 let tid = connection.worker_tid;
                 server.add(
                     tid,
@@ -280,12 +279,10 @@ impl<'a> Joined<'a> {
             (Some(here), Some(there)) => crossings(here, there, HostNs(request.done_ns)),
             _ => Vec::new(),
         };
-        let handshakes = connection.and_then(|each| self.handshakes.get(&(tuple, each.first_byte_ns)));
         Case {
             view,
             there,
             connection,
-            handshakes: handshakes.map_or(&[][..], Vec::as_slice),
             crossings,
         }
     }
@@ -297,13 +294,7 @@ impl<'a> Joined<'a> {
         } else {
             &case.crossings[..]
         };
-        intervals(
-            request,
-            case.connection,
-            case.handshakes,
-            crossings,
-            self.alignment.as_ref(),
-        )
+        intervals(request, case.connection, crossings, self.alignment.as_ref())
     }
 
     /// Splits every interval of a request.
@@ -431,7 +422,7 @@ impl<'a> Joined<'a> {
         let identity = Alignment::identity();
         lanes::draw(&lanes::Scene {
             request,
-            connection: case.connection,
+            connection: case.connection.map(|served| &served.stamps),
             crossings: &case.crossings,
             client: self.client.view(),
             server: self.server.view(),
@@ -592,38 +583,37 @@ impl<'a> Joined<'a> {
     }
 }
 
-/// Stands in for the stamps of a server that takes none: what the kernel's records tell. Returns its calls of libssl for handshakes.
-fn witness_connections(
-    manifest: &Manifest,
-    recorded: &mut Recorded,
-    ports: &[u16],
-) -> HashMap<(Tuple, u64), Vec<(u64, u64)>> {
+/// The server's connections: as it stamped them itself, else as the kernel's records tell them, which then stand in for its stamps.
+fn served(manifest: &Manifest, recorded: &mut Recorded, ports: &[u16]) -> Vec<Served> {
     let server = &manifest.server;
     let records = server
         .kernel
         .as_ref()
         .and_then(|folder| recorded.kernels.get(folder));
-    let mut handshakes = HashMap::new();
-    if !recorded.connections.is_empty() {
-        return handshakes;
+    match records {
+        Some(records) if recorded.connections.is_empty() => {
+            let served = witness(records, server.netns, ports, &server.threads);
+            recorded.connections = served.iter().map(|each| each.stamps).collect();
+            served
+        }
+        _ => recorded
+            .connections
+            .iter()
+            .map(|&stamps| Served {
+                stamps,
+                handshakes: Vec::new(),
+            })
+            .collect(),
     }
-    let Some(records) = records else {
-        return handshakes;
-    };
-    for seen in witness(records, server.netns, ports, &server.threads) {
-        let key = (server_tuple(&seen.stamps), seen.stamps.first_byte_ns);
-        handshakes.insert(key, seen.handshakes);
-        recorded.connections.push(seen.stamps);
-    }
-    handshakes
 }
 
 /// The first that is known of a connection; when a foreign server accepted it is not.
-fn first_act(connection: &ConnectionStamps) -> u64 {
-    if connection.accepted_ns > 0 {
-        connection.accepted_ns
+fn first_act(connection: &Served) -> u64 {
+    let stamps = &connection.stamps;
+    if stamps.accepted_ns > 0 {
+        stamps.accepted_ns
     } else {
-        connection.first_byte_ns
+        stamps.first_byte_ns
     }
 }
 

@@ -5,7 +5,10 @@ use crate::{
     attribute::ledger::{Segment, Side},
     clock::{HostNs, RunNs},
     record::stamps::{ConnectionStamps, RequestStamps},
-    timeline::connection::{Crossing, From, Resend, What},
+    timeline::{
+        connection::{Crossing, From, Resend, What},
+        witness::Served,
+    },
 };
 
 /// Who had the request.
@@ -94,16 +97,15 @@ impl Chain {
 }
 
 /// The chain of one finished request, from its intended start to its last byte. The intervals join without gap or overlap.
-/// `handshakes` are calls of libssl on the server's clock, ns, in order; empty where they are not known apart from its other work.
 #[must_use]
 pub fn intervals(
     request: &RequestStamps,
-    connection: Option<&ConnectionStamps>,
-    handshakes: &[(u64, u64)],
+    served: Option<&Served>,
     crossings: &[Crossing],
     alignment: Option<&Alignment>,
 ) -> Vec<Interval> {
     let client = |ns: u64| Alignment::client(HostNs(ns));
+    let connection = served.map(|served| &served.stamps);
     let tid = request.worker_tid;
     let mut chain = Chain {
         intervals: Vec::new(),
@@ -167,9 +169,7 @@ pub fn intervals(
                     (Some(_), Some(at)) => sent(crossing, at),
                     _ => out,
                 };
-                turn(
-                    &mut chain, request, connection, handshakes, alignment, before, worked, number,
-                );
+                turn(&mut chain, request, served, alignment, before, worked, number);
                 chain.to(out, "held back until the delayed ACK", Owner::Held);
             }
             // A flight of the server that no flight of the client called for: who held it is not known.
@@ -226,15 +226,10 @@ pub fn intervals(
 }
 
 /// The time between a flight's arrival and the answer's departure: noticing it, then working on it.
-#[allow(
-    clippy::too_many_arguments,
-    reason = "all that is known of a request meets here"
-)]
 fn turn(
     chain: &mut Chain,
     request: &RequestStamps,
-    connection: Option<&ConnectionStamps>,
-    handshakes: &[(u64, u64)],
+    served: Option<&Served>,
     alignment: &Alignment,
     before: &Crossing,
     out: RunNs,
@@ -255,7 +250,10 @@ fn turn(
             (Side::Client, request.worker_tid, noticed, names)
         }
         From::Client => {
-            let Some(connection) = connection else {
+            let Some(Served {
+                stamps: connection, ..
+            }) = served
+            else {
                 chain.to(out, "server's work (no stamps)", Owner::Unknown);
                 return;
             };
@@ -282,8 +280,8 @@ fn turn(
     match noticed {
         Some(noticed) if noticed <= out => {
             chain.to(noticed, names.0, Owner::Waiting { side, tid, cpu });
-            if side == Side::Server {
-                for &(start_ns, end_ns) in handshakes {
+            if let Some(served) = served.filter(|_| side == Side::Server) {
+                for &(start_ns, end_ns) in &served.handshakes {
                     let (start, end) = (
                         alignment.server(HostNs(start_ns)),
                         alignment.server(HostNs(end_ns)),

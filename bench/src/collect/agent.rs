@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     doctor,
     drain::Drain,
-    foreign::{Foreign, process_of},
+    foreign::Foreign,
     host, link,
     load::{Load, LoadSettings, Progress, TrialOutcome},
     nginx::{Nginx, NginxSettings, Program},
@@ -517,7 +517,7 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
                 let processes: BTreeSet<u32> = foreign
                     .threads
                     .iter()
-                    .filter_map(|&tid| process_of(tid))
+                    .filter_map(|&tid| host::process_of(tid))
                     .collect();
                 for pid in processes {
                     // What is not attached is in the status, with its consequence.

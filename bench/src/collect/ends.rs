@@ -15,7 +15,7 @@ use super::{
     agent::{Met, Order},
     control::Agent,
     host,
-    inventory::Inventory,
+    inventory::{Inventory, Reach},
     link::{CLIENT_ADDRESS, SERVER_ADDRESS},
     run::{RunOptions, ServerChoice},
     ssh::{Lodging, Session},
@@ -298,24 +298,24 @@ impl Hosts {
             &options.drain_cpus,
             &at_server.cpus,
         )?;
-        let at = |session: &Session, address, met, cpus, kernel: &str| Place {
-            address,
+        let at = |session: &Session, reach: &Reach, met, cpus, kernel: &str| Place {
+            address: reach.address,
             met,
             cpus,
             folder: session.folder().to_owned(),
             kernel: PathBuf::from(kernel),
-            nginx: session.nginx().map(Path::to_owned),
+            nginx: reach.nginx.clone(),
         };
         let client_at = at(
             &self.client,
-            inventory.client.address,
+            &inventory.client,
             at_client,
             client_cpus,
             "raw/client-kernel",
         );
         let server_at = at(
             &self.server,
-            inventory.server.address,
+            &inventory.server,
             at_server,
             server_cpus,
             "raw/server-kernel",

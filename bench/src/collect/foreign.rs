@@ -164,14 +164,6 @@ fn holders(inodes: &BTreeSet<u64>) -> anyhow::Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// The process of a thread, which may be itself; `None` once it has ended.
-#[must_use]
-pub fn process_of(tid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
-    line.trim().parse().ok()
-}
-
 fn name(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm"))
         .map_or_else(|_| "?".to_owned(), |name| name.trim().to_owned())
@@ -204,7 +196,6 @@ mod tests {
         let own = std::process::id();
         assert!(server.pids.contains(&own), "{server:?}");
         assert!(server.tids().unwrap().contains(&own));
-        assert_eq!(process_of(own), Some(own));
         drop(listener);
         let error = Foreign::listening(&[port], nobody_hears).unwrap_err().to_string();
         assert!(

@@ -287,6 +287,14 @@ pub fn process_cpu_ns(pid: u32) -> Option<u64> {
     clock_ns((!pid.cast_signed() << 3) | 2)
 }
 
+/// The process of a thread, which may be itself; `None` once it has ended.
+#[must_use]
+pub fn process_of(tid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+    line.trim().parse().ok()
+}
+
 /// Inode number of this thread's network namespace, as kernel records name it; `None` without /proc.
 #[must_use]
 pub fn netns() -> Option<u32> {
@@ -498,6 +506,14 @@ mod tests {
         let names = interrupt_names(table);
         assert_eq!(names.len(), 2);
         assert_eq!(names[&24], "PCI-MSIX-0000:00:03.0 0-edge virtio1-input.0");
+    }
+
+    #[test]
+    fn a_process_is_found_by_its_threads() {
+        let own = std::process::id();
+        let thread = std::thread::spawn(|| process_of(nix::unistd::gettid().as_raw().cast_unsigned()));
+        assert_eq!(process_of(own), Some(own));
+        assert_eq!(thread.join().unwrap(), Some(own));
     }
 
     #[test]

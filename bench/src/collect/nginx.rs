@@ -17,13 +17,13 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
 use serde::{Deserialize, Serialize};
 
-use super::{child, tls::Identity};
+use super::{
+    child,
+    tls::{self, Identity},
+    worker::pin_thread,
+};
 use crate::plan::Arm;
 
 /// How long nginx may take until it listens.
@@ -173,7 +173,7 @@ impl Nginx {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         child::tie_apart(&mut command);
-        let child = command.spawn().with_context(|| {
+        let mut child = command.spawn().with_context(|| {
             let root = program.root.as_deref().unwrap_or_else(|| Path::new("/"));
             format!(
                 "start {} in {}: name an nginx with --nginx, or the file system it lives in with --nginx-root (`cargo xtask run \
@@ -182,14 +182,9 @@ impl Nginx {
                 root.display()
             )
         })?;
-        let mut set = CpuSet::new();
-        let pinned = set
-            .set(cpu as usize)
-            .and_then(|()| sched_setaffinity(Pid::from_raw(child.id().cast_signed()), &set));
-        if let Err(error) = pinned {
-            let mut child = child;
+        if let Err(error) = pin_thread(child.id(), cpu) {
             end(&mut child);
-            bail!("pin nginx to CPU {cpu}: {error}: is it online, and in this process's cpuset?");
+            return Err(error.context("place nginx"));
         }
         Ok(child)
     }
@@ -281,9 +276,7 @@ fn group(arm: Arm) -> anyhow::Result<&'static str> {
         Arm::X25519mlkem768 | Arm::HelloRetry => "X25519MLKEM768",
         Arm::Secp256r1mlkem768 => "SecP256r1MLKEM768",
         Arm::Mlkem768 => "MLKEM768",
-        Arm::NoCrypto => bail!(
-            "the arm {arm} is a plain exchange of bytes that only the embedded server can do: leave it out, or take --server embedded"
-        ),
+        Arm::NoCrypto => return Err(tls::no_tls(arm)),
     })
 }
 

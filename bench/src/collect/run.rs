@@ -17,7 +17,7 @@ use super::{
     host::{DISK_RESERVE_BYTES, free_bytes},
     load::{Progress, TrialOutcome},
     nginx::Program,
-    tls::Identity,
+    tls::{self, Identity},
 };
 use crate::{
     analyze::stream_name,
@@ -99,11 +99,9 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
         "--port {} leaves no room for the arms' ports",
         options.port
     );
-    ensure!(
-        options.server == ServerChoice::Embedded || !options.plan.arms.contains(&Arm::NoCrypto),
-        "the arm {} is a plain exchange of bytes that only the embedded server can do: leave it out, or take --server embedded",
-        Arm::NoCrypto
-    );
+    if options.server != ServerChoice::Embedded && options.plan.arms.contains(&Arm::NoCrypto) {
+        return Err(tls::no_tls(Arm::NoCrypto));
+    }
     if let ServerChoice::Nginx { root: Some(root), .. } = &options.server {
         ensure!(
             root.is_absolute(),

@@ -88,12 +88,6 @@ impl Session {
         Ok(session)
     }
 
-    /// The nginx that the inventory names there.
-    #[must_use]
-    pub fn nginx(&self) -> Option<&Path> {
-        self.lodging.reach.nginx.as_deref()
-    }
-
     fn await_connection(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + CONNECT_MAX;
         while !self.control.exists() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
     client::{
@@ -78,6 +78,13 @@ pub fn expected(arm: Arm) -> Expected {
         group,
         hello_retry: arm == Arm::HelloRetry,
     }
+}
+
+/// Why a server that is not ours cannot do an arm.
+pub(super) fn no_tls(arm: Arm) -> anyhow::Error {
+    anyhow!(
+        "the arm {arm} is a plain exchange of bytes that only the embedded server can do: leave it out, or take --server embedded"
+    )
 }
 
 fn provider(kx_groups: Groups) -> Arc<CryptoProvider> {

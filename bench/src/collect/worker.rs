@@ -26,12 +26,17 @@ pub(super) const POLLS_PER_FLUSH: u32 = 12;
 
 /// Pins the calling thread and returns its id.
 pub(crate) fn pin(cpu: u32) -> anyhow::Result<u32> {
+    pin_thread(0, cpu)?;
+    Ok(gettid().as_raw().cast_unsigned())
+}
+
+/// Pins a thread, 0 being the calling one.
+pub(super) fn pin_thread(tid: u32, cpu: u32) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu as usize)
         .with_context(|| format!("CPU {cpu} is beyond what an affinity mask holds"))?;
-    sched_setaffinity(Pid::from_raw(0), &set)
-        .with_context(|| format!("pin a worker to CPU {cpu}: is it online, and in this process's cpuset?"))?;
-    Ok(gettid().as_raw().cast_unsigned())
+    sched_setaffinity(Pid::from_raw(tid.cast_signed()), &set)
+        .with_context(|| format!("pin a worker to CPU {cpu}: is it online, and in this process's cpuset?"))
 }
 
 /// Sets the scheduling policy (`libc::SCHED_*`) of a thread, 0 being the calling one, and its real-time priority, which is 0 for

@@ -14,9 +14,9 @@ use super::cpu::{Raw, as_record, head};
 use crate::{align::Exchange, clock::HostNs};
 
 const FIN: u8 = 1;
-const SYN: u8 = 2;
+pub(super) const SYN: u8 = 2;
 const RST: u8 = 4;
-const ACK: u8 = 16;
+pub(super) const ACK: u8 = 16;
 
 /// No connection of ours carries more: a sequence number farther from the initial one belongs to another.
 const SEQUENCE_WINDOW: u32 = 1 << 28;
@@ -35,6 +35,37 @@ pub struct Tuple {
     pub server: u32,
     /// Server port.
     pub server_port: u16,
+}
+
+impl Tuple {
+    /// Of a segment that this end sent.
+    pub(super) fn of_packet(packet: &Packet, from: From) -> Self {
+        let source = (packet.source, packet.source_port);
+        let destination = (packet.destination, packet.destination_port);
+        match from {
+            From::Client => Self::between(source, destination),
+            From::Server => Self::between(destination, source),
+        }
+    }
+
+    /// Of a socket of this end.
+    pub(super) fn of_socket(socket: &Socket, of: From) -> Self {
+        let local = (socket.local, socket.local_port);
+        let remote = (socket.remote, socket.remote_port);
+        match of {
+            From::Client => Self::between(local, remote),
+            From::Server => Self::between(remote, local),
+        }
+    }
+
+    fn between((client, client_port): (u32, u16), (server, server_port): (u32, u16)) -> Self {
+        Self {
+            client,
+            client_port,
+            server,
+            server_port,
+        }
+    }
 }
 
 /// Who sent a segment.
@@ -148,20 +179,7 @@ impl Views {
         } else {
             From::Server
         };
-        let tuple = match from {
-            From::Client => Tuple {
-                client: packet.source,
-                client_port: packet.source_port,
-                server: packet.destination,
-                server_port: packet.destination_port,
-            },
-            From::Server => Tuple {
-                client: packet.destination,
-                client_port: packet.destination_port,
-                server: packet.source,
-                server_port: packet.source_port,
-            },
-        };
+        let tuple = Tuple::of_packet(packet, from);
         let list = self.by_tuple.entry(tuple).or_default();
         let first_syn = from == From::Client && packet.tcp_flags & (SYN | ACK) == SYN;
         if first_syn
@@ -225,21 +243,12 @@ impl Views {
     }
 
     fn socket(&mut self, head: Head, socket: &Socket, server_ports: &[u16]) {
-        let tuple = if server_ports.binary_search(&socket.remote_port).is_ok() {
-            Tuple {
-                client: socket.local,
-                client_port: socket.local_port,
-                server: socket.remote,
-                server_port: socket.remote_port,
-            }
+        let of = if server_ports.binary_search(&socket.remote_port).is_ok() {
+            From::Client
         } else {
-            Tuple {
-                client: socket.remote,
-                client_port: socket.remote_port,
-                server: socket.local,
-                server_port: socket.local_port,
-            }
+            From::Server
         };
+        let tuple = Tuple::of_socket(socket, of);
         if let Some(view) = self.by_tuple.get_mut(&tuple).and_then(|list| list.last_mut()) {
             view.incidents.push(Incident {
                 at: HostNs(head.at_ns),
@@ -716,22 +725,28 @@ mod tests {
         packet.as_bytes().try_into().unwrap()
     }
 
-    fn story(segments: &[Tell]) -> (Views, Views) {
-        let records: Vec<_> = segments.iter().map(raw).collect();
+    fn records(segments: &[Tell]) -> Vec<Raw> {
+        segments.iter().map(raw).collect()
+    }
+
+    fn views(records: &[Raw]) -> (Views, Views) {
         (
-            Views::build(&records, 10, &[443]),
-            Views::build(&records, 20, &[443]),
+            Views::build(records, 10, &[443]),
+            Views::build(records, 20, &[443]),
         )
     }
 
+    fn story(segments: &[Tell]) -> (Views, Views) {
+        views(&records(segments))
+    }
+
     fn told(segments: &[Tell]) -> Vec<Crossing> {
-        let (client, server) = story(segments);
-        let tuple = Tuple {
-            client: 1,
-            client_port: 40_000,
-            server: 2,
-            server_port: 443,
-        };
+        crossed(&records(segments))
+    }
+
+    fn crossed(records: &[Raw]) -> Vec<Crossing> {
+        let (client, server) = views(records);
+        let tuple = Tuple::between(CLIENT, SERVER);
         let here = client.find(&tuple, HostNs(0), HostNs(u64::MAX)).unwrap();
         let there = server.same(&tuple, here.initial).unwrap();
         crossings(here, there, HostNs(u64::MAX))
@@ -859,7 +874,7 @@ mod tests {
 
     /// What sent the first flight again, which left at 20 and at 230, with these timers.
     fn flight_sent_again(timers: &[Raw]) -> Resend {
-        let mut records: Vec<_> = [
+        let mut records = records(&[
             Tell(10, TX, 10, C, SYN, 100, 0),
             Tell(12, RX, 20, C, SYN, 100, 0),
             Tell(13, TX, 20, S, SYN | ACK, 900, 0),
@@ -867,24 +882,10 @@ mod tests {
             Tell(20, TX, 10, C, ACK, 101, 300),
             Tell(230, TX, 10, C, ACK, 101, 300),
             Tell(232, RX, 20, C, ACK, 101, 300),
-        ]
-        .iter()
-        .map(raw)
-        .collect();
+        ]);
         records.extend_from_slice(timers);
         records.sort_by_key(|record| head(record).at_ns);
-        let (client, server) = (
-            Views::build(&records, 10, &[443]),
-            Views::build(&records, 20, &[443]),
-        );
-        let tuple = Tuple {
-            client: CLIENT.0,
-            client_port: CLIENT.1,
-            server: SERVER.0,
-            server_port: SERVER.1,
-        };
-        let here = client.find(&tuple, HostNs(0), HostNs(u64::MAX)).unwrap();
-        crossings(here, server.same(&tuple, 100).unwrap(), HostNs(u64::MAX))[2].resend
+        crossed(&records)[2].resend
     }
 
     #[test]

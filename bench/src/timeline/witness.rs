@@ -9,18 +9,19 @@ use std::collections::HashMap;
 use pqtail_common::{Call, Packet, Socket, function, kind};
 
 use super::{
-    connection::Tuple,
+    connection::{ACK, From, SYN, Tuple},
     cpu::{Raw, as_record, head},
 };
 use crate::record::stamps::{ConnectionStamps, Outcome};
 
-/// One connection of a foreign server.
+/// One connection as its server had it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Witnessed {
-    /// What the server would have stamped. `flight_written_ns` and `response_written_ns` are when the last segment left, not when
+pub struct Served {
+    /// What the server stamped, or would have. Of a foreign one `flight_written_ns` and `response_written_ns` are when the last segment left, not when
     /// the write returned; `handshake_done_ns` is known from libssl alone.
     pub stamps: ConnectionStamps,
-    /// Calls of `SSL_do_handshake` (or `SSL_accept`) for it, begin and end in ns, in order and disjoint.
+    /// Calls of `SSL_do_handshake` (or `SSL_accept`) for it, begin and end in ns, in order and disjoint; none where libssl was not
+    /// probed.
     pub handshakes: Vec<(u64, u64)>,
 }
 
@@ -48,7 +49,7 @@ struct Open {
 /// Makes the stamps of all connections that `threads` read from, out of records that are sorted by time, in the order in which the
 /// connections ended. Those whose reader changed are left out. `ports`, ascending, are the server's.
 #[must_use]
-pub fn witness(records: &[Raw], netns: u32, ports: &[u16], threads: &[u32]) -> Vec<Witnessed> {
+pub fn witness(records: &[Raw], netns: u32, ports: &[u16], threads: &[u32]) -> Vec<Served> {
     let mut open: HashMap<Tuple, Open> = HashMap::new();
     let mut ended = Vec::new();
     // By thread: the connection that it touched last, and when.
@@ -62,7 +63,8 @@ pub fn witness(records: &[Raw], netns: u32, ports: &[u16], threads: &[u32]) -> V
                 let packet: Packet = as_record(raw);
                 if packet.netns == netns && packet.tcp_flags & (SYN | ACK) == SYN {
                     // A port that is used again.
-                    end(&mut ended, open.remove_entry(&tuple_to_server(&packet)));
+                    let tuple = Tuple::of_packet(&packet, From::Client);
+                    end(&mut ended, open.remove_entry(&tuple));
                 }
             }
             kind::READ if threads.contains(&head.tid) => {
@@ -70,12 +72,7 @@ pub fn witness(records: &[Raw], netns: u32, ports: &[u16], threads: &[u32]) -> V
                 if socket.netns != netns || ports.binary_search(&socket.local_port).is_err() {
                     continue;
                 }
-                let tuple = Tuple {
-                    client: socket.remote,
-                    client_port: socket.remote_port,
-                    server: socket.local,
-                    server_port: socket.local_port,
-                };
+                let tuple = Tuple::of_socket(&socket, From::Server);
                 open.entry(tuple).or_default().read(head.tid, head.at_ns);
                 touched.insert(head.tid, (tuple, head.at_ns));
             }
@@ -84,12 +81,7 @@ pub fn witness(records: &[Raw], netns: u32, ports: &[u16], threads: &[u32]) -> V
                 if packet.netns != netns || packet.payload_bytes == 0 {
                     continue;
                 }
-                let tuple = Tuple {
-                    client: packet.destination,
-                    client_port: packet.destination_port,
-                    server: packet.source,
-                    server_port: packet.source_port,
-                };
+                let tuple = Tuple::of_packet(&packet, From::Server);
                 if let Some(open) = open.get_mut(&tuple)
                     && open.tid == head.tid
                     && let Some(turn) = open.turns.last_mut()
@@ -130,18 +122,6 @@ pub fn witness(records: &[Raw], netns: u32, ports: &[u16], threads: &[u32]) -> V
     ended
 }
 
-const SYN: u8 = 2;
-const ACK: u8 = 16;
-
-fn tuple_to_server(packet: &Packet) -> Tuple {
-    Tuple {
-        client: packet.source,
-        client_port: packet.source_port,
-        server: packet.destination,
-        server_port: packet.destination_port,
-    }
-}
-
 impl Open {
     fn read(&mut self, tid: u32, at_ns: u64) {
         if self.turns.is_empty() {
@@ -179,7 +159,7 @@ impl Open {
 }
 
 /// The last turn that was answered is the request's, the one before it the last of the handshake.
-fn end(ended: &mut Vec<Witnessed>, closing: Option<(Tuple, Open)>) {
+fn end(ended: &mut Vec<Served>, closing: Option<(Tuple, Open)>) {
     let Some((tuple, open)) = closing else { return };
     let Some(first) = open.turns.first().filter(|_| !open.is_shared) else {
         return;
@@ -191,7 +171,7 @@ fn end(ended: &mut Vec<Witnessed>, closing: Option<(Tuple, Open)>) {
         (None, Some(flight)) => (flight.sent_ns, None),
         _ => (0, None),
     };
-    ended.push(Witnessed {
+    ended.push(Served {
         stamps: ConnectionStamps {
             first_byte_ns: first.read_ns,
             flight_written_ns: flight,
@@ -289,7 +269,7 @@ mod tests {
         call.as_bytes().try_into().unwrap()
     }
 
-    fn told(records: &[Raw]) -> Vec<Witnessed> {
+    fn told(records: &[Raw]) -> Vec<Served> {
         witness(records, NETNS, &[443], &[WORKER, OTHER])
     }
 

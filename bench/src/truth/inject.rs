@@ -35,6 +35,7 @@ use crate::{
     clock::now,
     collect::{
         fault::{COLD_BLOCK_BYTES, Committed, Fault, Faults},
+        host::process_of,
         link,
         worker::{pin, set_scheduler},
     },
@@ -149,13 +150,7 @@ impl End {
             .first()
             .zip(host.cpus.first())
             .context("the run has no measured thread")?;
-        let status = fs::read_to_string(format!("/proc/{tid}/status"))
-            .with_context(|| format!("look up thread {tid}"))?;
-        let pid = status
-            .lines()
-            .find_map(|line| line.strip_prefix("Tgid:"))
-            .and_then(|number| number.trim().parse().ok())
-            .with_context(|| format!("/proc/{tid}/status names no process"))?;
+        let pid = process_of(tid).with_context(|| format!("look up thread {tid}: it has ended"))?;
         Ok(Self { pid, tid, cpu })
     }
 }
