@@ -16,6 +16,7 @@ pub mod inventory;
 pub(crate) mod libssl;
 pub mod link;
 pub mod load;
+mod metadata;
 pub mod nginx;
 pub mod probes;
 pub mod run;

@@ -27,6 +27,7 @@ use super::{
     foreign::Foreign,
     host, link,
     load::{Load, LoadSettings, Progress, TrialOutcome},
+    metadata,
     nginx::{Nginx, NginxSettings, Program},
     probes::{ProbeSettings, Probes},
     serve::{ServeSettings, Server},
@@ -42,7 +43,7 @@ use crate::{
 };
 
 /// Version of the protocol; both sides must have the same.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// What the controller asks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -54,6 +55,8 @@ pub enum Order {
         protocol: u32,
         /// A controller that says nothing for so many ms is gone; `None` where its end closes our stdin for certain.
         silence_ms_max: Option<u64>,
+        /// Whether to tell unasked when the host is about to be taken away. One agent of a host does.
+        watch_host: bool,
     },
     /// The controller lives. Has no answer.
     Ping,
@@ -260,6 +263,11 @@ pub fn run() -> anyhow::Result<()> {
         {
             let ear = Arc::clone(&ear);
             thread::spawn(move || ear.mind_silence(silence_ms_max));
+        }
+        if let Order::Hello { watch_host: true, .. } = order
+            && host::vendor().as_deref() == Some(metadata::VENDOR)
+        {
+            thread::spawn(|| metadata::await_interruption(metadata::SERVICE, tell));
         }
         let answer =
             obey(order, &mut role, &stop).unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));

@@ -141,10 +141,11 @@ impl Agent {
     }
 
     /// The first words with it.
-    pub(super) fn hello(&mut self, silence_ms_max: Option<u64>) -> anyhow::Result<Met> {
+    pub(super) fn hello(&mut self, silence_ms_max: Option<u64>, watch_host: bool) -> anyhow::Result<Met> {
         let hello = Order::Hello {
             protocol: PROTOCOL,
             silence_ms_max,
+            watch_host,
         };
         match self.ask(&hello)? {
             Answer::Hello { met, .. } => Ok(*met),

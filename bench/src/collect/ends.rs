@@ -27,6 +27,9 @@ const SILENCE_MS_MAX: u64 = 60_000;
 /// Name of the file in a results folder that says where more of the run lies. It goes when nothing lies there any more.
 const LODGINGS: &str = "hosts.json";
 
+/// What recorders are called; every host has another agent too, which watches it.
+const RECORDER: &str = "recorder";
+
 /// Everybody, met.
 pub(super) struct Ends {
     // Dropped in this order: the load first, so that the server sees its connections end; the connections last.
@@ -108,7 +111,7 @@ impl Ends {
         let shared = matches!(options.server, ServerChoice::Adopted { .. });
         let mut server = Agent::start("server", !shared, tell.clone())?;
         let mut load = Agent::start("load generator", true, tell.clone())?;
-        let (at_server, at_client) = (server.hello(None)?, load.hello(None)?);
+        let (at_server, at_client) = (server.hello(None, false)?, load.hello(None, false)?);
         // The server's end waits for the link that the client's end makes.
         server.order(&Order::Link {
             peer_pid: None,
@@ -124,8 +127,8 @@ impl Ends {
         let kernel = PathBuf::from("raw/local");
         let mut recorders = Vec::new();
         if options.plan.probes {
-            let mut agent = Agent::start("recorder", false, tell)?;
-            agent.hello(None)?;
+            let mut agent = Agent::start(RECORDER, false, tell)?;
+            agent.hello(None, false)?;
             recorders.push(Recorder {
                 agent,
                 kernel: kernel.clone(),
@@ -326,7 +329,7 @@ impl Hosts {
                 (&self.client, &client_at, client_drain),
                 (&self.server, &server_at, server_drain),
             ] {
-                let (agent, _) = start(session, "recorder", &tell)?;
+                let (agent, _) = start(session, RECORDER, &tell)?;
                 recorders.push(Recorder {
                     agent,
                     kernel: place.kernel.clone(),
@@ -430,7 +433,7 @@ pub fn machines(inventory: &Path) -> anyhow::Result<[String; 2]> {
 
 fn start(session: &Session, name: &'static str, tell: &Sender<String>) -> anyhow::Result<(Agent, Met)> {
     let mut agent = Agent::start_by(&mut session.agent(), name, session.name(), tell.clone())?;
-    let met = agent.hello(Some(SILENCE_MS_MAX))?;
+    let met = agent.hello(Some(SILENCE_MS_MAX), name != RECORDER)?;
     Ok((agent, met))
 }
 

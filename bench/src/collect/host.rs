@@ -302,6 +302,11 @@ pub fn netns() -> Option<u32> {
     u32::try_from(metadata.ino()).ok()
 }
 
+/// Who the firmware says made the machine; `None` where it does not say.
+pub(super) fn vendor() -> Option<String> {
+    line("/sys/class/dmi/id/sys_vendor")
+}
+
 /// Whether this process runs with user id 0.
 #[must_use]
 pub fn is_root() -> bool {
