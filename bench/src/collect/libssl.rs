@@ -24,25 +24,19 @@ use crate::record::manifest::ProbeStatus;
 const BEGIN: &str = "libssl_call";
 const RETURN: &str = "libssl_return";
 
-/// What servers call, and what is not seen without it.
-const FUNCTIONS: [(&str, u32, &str); 7] = [
-    ("SSL_do_handshake", function::DO_HANDSHAKE, NO_HANDSHAKE),
-    ("SSL_accept", function::ACCEPT, NO_HANDSHAKE),
-    ("SSL_read", function::READ, NO_DATA),
-    ("SSL_read_ex", function::READ_EX, NO_DATA),
-    ("SSL_write", function::WRITE, NO_DATA),
-    ("SSL_write_ex", function::WRITE_EX, NO_DATA),
-    ("SSL_shutdown", function::SHUTDOWN, NO_DATA),
+/// What servers call for a handshake.
+const FUNCTIONS: [(&str, u32); 2] = [
+    ("SSL_do_handshake", function::DO_HANDSHAKE),
+    ("SSL_accept", function::ACCEPT),
 ];
 const NO_HANDSHAKE: &str = "the TLS handshake cannot be told from the server's other work";
-const NO_DATA: &str = "this part of libssl's work cannot be told from the server's other work";
 
 /// Attaches to every function; one row for each.
 pub(super) fn attach(ebpf: &mut Ebpf, pid: u32, library: Option<&Path>) -> Vec<ProbeStatus> {
     let file = load(ebpf).and_then(|()| file_of(pid, library));
     FUNCTIONS
         .iter()
-        .map(|&(name, number, consequence)| {
+        .map(|&(name, number)| {
             let outcome = match &file {
                 Ok(file) => attach_function(ebpf, pid, file, name, number),
                 Err(error) => Err(anyhow!("{error:#}")),
@@ -54,7 +48,7 @@ pub(super) fn attach(ebpf: &mut Ebpf, pid: u32, library: Option<&Path>) -> Vec<P
                     .err()
                     .map(|error| format!("{error:#}"))
                     .unwrap_or_default(),
-                consequence: consequence.to_owned(),
+                consequence: NO_HANDSHAKE.to_owned(),
             }
         })
         .collect()
