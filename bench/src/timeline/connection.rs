@@ -609,7 +609,8 @@ fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) 
         }
     }
     let last = last.filter(|_| have >= flight.end)?;
-    // Copies of the bytes that arrived last: the first that left is the original, later ones were sent again.
+    // Copies of the bytes that arrived last: the first that left is the original, later ones were sent again. As many were lost as
+    // never came: one that was only late is followed by its copies.
     let mut copies = sender
         .data(flight.from, true)
         .filter(|each| each.start < last.end && each.end > last.start && each.end > flight.start);
@@ -617,7 +618,6 @@ fn flight_crossing(sender: &View, receiver: &View, flight: Flight, number: u32) 
     let arrivals = receiver
         .data(flight.from, false)
         .filter(|each| each.start < last.end && each.end > last.start)
-        .take_while(|each| each.at <= last.at)
         .count();
     let copies: Vec<&Seen> = std::iter::once(first)
         .chain(copies)
@@ -811,6 +811,25 @@ mod tests {
         assert_eq!(
             (flight.out.0, flight.out_again.0, flight.arrived.0, flight.repeats),
             (20, 230, 232, 1)
+        );
+    }
+
+    #[test]
+    fn a_flight_that_was_late_and_is_followed_by_its_copy_was_not_lost() {
+        let crossings = told(&[
+            Tell(10, TX, 10, C, SYN, 100, 0),
+            Tell(12, RX, 20, C, SYN, 100, 0),
+            Tell(13, TX, 20, S, SYN | ACK, 900, 0),
+            Tell(15, RX, 10, S, SYN | ACK, 900, 0),
+            Tell(20, TX, 10, C, ACK, 101, 300),
+            Tell(230, TX, 10, C, ACK, 101, 300),
+            Tell(500, RX, 20, C, ACK, 101, 300),
+            Tell(501, RX, 20, C, ACK, 101, 300),
+        ]);
+        let flight = crossings[2];
+        assert_eq!(
+            (flight.out.0, flight.out_again.0, flight.arrived.0, flight.repeats),
+            (20, 20, 500, 0)
         );
     }
 
