@@ -114,6 +114,7 @@ impl Scene<'_> {
                     Doing::Irq(number) => ("irq", format!("irq {number}")),
                     Doing::Vector(number) => ("irq", format!("vector {number:#x}")),
                     Doing::Steal => ("steal", "steal".to_owned()),
+                    Doing::Away => ("steal", "away or interrupts off".to_owned()),
                 };
                 lane.spans
                     .push(self.span(side, stretch.start_ns, stretch.end_ns, class, label));

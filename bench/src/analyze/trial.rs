@@ -658,8 +658,8 @@ fn machine(manifest: &Manifest, folder: &PathBuf, records: &[Raw], recorded: &Re
     let gaps = Gaps::build(records, damaged, &cpus);
     let records = super::in_order([records, &seen].concat());
     Machine {
+        cpus: Cpus::build(&records, &gaps),
         gaps,
-        cpus: Cpus::build(&records),
         threads: Threads::build(&records, &tids),
     }
 }

@@ -120,6 +120,7 @@ impl Names<'_> {
             }
             Detail::OtherRequests => "other requests of the same thread".to_owned(),
             Detail::Hypervisor => "hypervisor".to_owned(),
+            Detail::Away => "vCPU away or interrupts off".to_owned(),
             Detail::Quota => "cgroup CPU quota".to_owned(),
             Detail::Stopped(_) => "stop signal".to_owned(),
             Detail::Asleep(nap) => return self.asleep(nap),
@@ -281,6 +282,9 @@ impl<'a> Witness<'a> {
             }
             (Line::Thread(_, ThreadLine::Stopped), ..) => "thread stopped by a signal".to_owned(),
             (Line::Thread(_, ThreadLine::Wakeup), ..) => format!("{cpu}idle while the thread was due"),
+            (Line::Thread(_, ThreadLine::Steal), Detail::Away, Some(who)) => {
+                format!("{cpu}recorded nothing and its heartbeat came late: {who}")
+            }
             (Line::DelayedAck, ..) => "the rest waited in the socket; the timer's ACK released it".to_owned(),
             (Line::Retransmit(_), _, Some(who)) => format!("sent again after this wait: {who}"),
             (Line::Network, ..) => "under way".to_owned(),

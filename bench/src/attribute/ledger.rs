@@ -46,7 +46,8 @@ pub enum ThreadLine {
     Irq,
     /// Stolen by, or spent waiting behind, a softirq.
     Softirq,
-    /// Its virtual CPU was not running.
+    /// Its virtual CPU was not running: by the hypervisor's counter, or by a heartbeat that came late on a CPU that recorded nothing
+    /// meanwhile, which interrupts that are off for long look like too.
     Steal,
     /// Stopped by a signal or a tracer.
     Stopped,

@@ -38,6 +38,8 @@ pub enum Detail {
     OtherRequests,
     /// The hypervisor.
     Hypervisor,
+    /// The CPU took no interrupts, and nobody counted it as stolen.
+    Away,
     /// The cgroup's quota.
     Quota,
     /// The idle CPU.
@@ -176,7 +178,6 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
         detail,
     };
     let (side, view) = match interval.owner {
-        Owner::Wire => return sink(whole(Line::Network, Detail::Nobody)),
         Owner::Held => return sink(whole(Line::DelayedAck, Detail::Nobody)),
         Owner::Lost(segment, resend) => {
             return sink(whole(Line::Retransmit(segment), Detail::Resent(segment, resend)));
@@ -189,7 +190,8 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
             return sink(whole(Line::Thread(Side::Server, ThreadLine::AcceptQueue), detail));
         }
         Owner::Unknown => return sink(whole(Line::Unexplained, Detail::Nobody)),
-        Owner::Waiting { side, .. }
+        Owner::Wire { to: side, .. }
+        | Owner::Waiting { side, .. }
         | Owner::Queued { side, .. }
         | Owner::Active { side, .. }
         | Owner::Stack { side, .. } => match side {
@@ -202,7 +204,7 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
         Side::Server => hosts.alignment.to_server(at).0,
     };
     let (from, to) = (on_host(interval.start), on_host(interval.end));
-    if view.gaps.of_timelines(from, to) {
+    if !matches!(interval.owner, Owner::Wire { .. }) && view.gaps.of_timelines(from, to) {
         return sink(whole(Line::Unexplained, Detail::Nobody));
     }
     let mut meter = Meter {
@@ -218,6 +220,11 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
         request,
     };
     match interval.owner {
+        Owner::Wire { cpu, .. } => {
+            for stretch in view.cpus.kept_from(cpu, from, to) {
+                interrupted(side, cpu, stretch, &mut meter);
+            }
+        }
         Owner::Stack { cpu, .. } => {
             for stretch in view.cpus.between(cpu, from, to) {
                 interrupted(side, cpu, stretch, &mut meter);
@@ -226,14 +233,18 @@ pub fn split(hosts: &Hosts<'_>, interval: &Interval, request: u32, sink: &mut dy
         Owner::Waiting { tid, cpu, .. } => holder(tid).spend((from, to), Waits::Packet(cpu), &mut meter),
         Owner::Queued { tid, cpu, .. } => holder(tid).spend((from, to), Waits::Queued(cpu), &mut meter),
         Owner::Active { tid, .. } => holder(tid).spend((from, to), Waits::No, &mut meter),
-        Owner::Wire | Owner::Held | Owner::Lost(..) | Owner::Unanswered | Owner::Refused | Owner::Unknown => {
+        Owner::Held | Owner::Lost(..) | Owner::Unanswered | Owner::Refused | Owner::Unknown => {
             unreachable!("charged whole above")
         }
     }
     if meter.left_ns > 0 {
         let (ns, start) = (meter.left_ns, interval.start);
+        let line = match interval.owner {
+            Owner::Wire { .. } => Line::Network,
+            _ => Line::Unexplained,
+        };
         (meter.sink)(Charge {
-            line: Line::Unexplained,
+            line,
             start,
             ns,
             cpu: None,
@@ -407,6 +418,7 @@ impl Holder<'_> {
 fn interrupted(side: Side, cpu: u32, stretch: Stretch, meter: &mut Meter<'_>) {
     let (line, detail) = match stretch.doing {
         Doing::Steal => (ThreadLine::Steal, Detail::Hypervisor),
+        Doing::Away => (ThreadLine::Steal, Detail::Away),
         Doing::Irq(number) => (ThreadLine::Irq, Detail::Irq(number)),
         Doing::Vector(number) => (ThreadLine::Irq, Detail::Vector(number)),
         Doing::Softirq(number) => (ThreadLine::Softirq, Detail::Softirq(number)),
@@ -425,11 +437,11 @@ fn interrupted(side: Side, cpu: u32, stretch: Stretch, meter: &mut Meter<'_>) {
 mod tests {
     use std::collections::BTreeSet;
 
-    use pqtail_common::{Head, Span, Switch, kind};
+    use pqtail_common::{Beat, Head, Span, Switch, kind};
     use zerocopy::IntoBytes as _;
 
     use super::*;
-    use crate::timeline::cpu::Raw;
+    use crate::timeline::cpu::{Raw, head};
 
     const SERVER: u32 = 7;
 
@@ -466,9 +478,27 @@ mod tests {
         span.as_bytes().try_into().unwrap()
     }
 
+    /// A beat every 10 ns until the CPU goes away at 122, one when it is back at 175, and on from 180 on.
+    fn beats(tid: u32) -> Vec<Raw> {
+        let regular = (0..=12).chain(18..=30).map(|count| 10 * count);
+        let times = regular.clone().take(13).chain([175]).chain(regular.skip(13));
+        let beat = |at_ns| Beat {
+            head: told(at_ns, kind::BEAT, 0, tid),
+            ..Beat::default()
+        };
+        times
+            .map(|at_ns| beat(at_ns).as_bytes().try_into().unwrap())
+            .collect()
+    }
+
+    fn by_time(mut records: Vec<Raw>) -> Vec<Raw> {
+        records.sort_by_key(|record| head(record).at_ns);
+        records
+    }
+
     /// ns and detail by line of request 1, whose interval from 100 to 200 the server's thread has.
     fn spent(records: &[Raw], active: &[(u32, u64, u64)], waits: Waits) -> BTreeMap<(Line, Detail), u64> {
-        let cpus = Cpus::build(records);
+        let cpus = Cpus::build(records, &Gaps::default());
         let threads = Threads::build(records, &BTreeSet::from([SERVER]));
         let mut work = Active::default();
         for &(request, start_ns, end_ns) in active {
@@ -553,5 +583,66 @@ mod tests {
             spent(&records, &[], Waits::Packet(None)),
             BTreeMap::from([((line(ThreadLine::Softirq), Detail::Presumed(19)), 100)])
         );
+    }
+    #[test]
+    fn a_cpu_that_was_away_computes_nothing_and_queues_nobody() {
+        let away = ((line(ThreadLine::Steal), Detail::Away), 45);
+        let mut runs = beats(SERVER);
+        runs.push(switch(5, 0, 9, SERVER, 0, b"server"));
+        assert_eq!(
+            spent(&by_time(runs), &[], Waits::No),
+            BTreeMap::from([((line(ThreadLine::Compute), Detail::Nobody), 55), away])
+        );
+        let mut queues = beats(9);
+        queues.push(switch(5, 0, SERVER, 9, 0, b"hog"));
+        assert_eq!(
+            spent(&by_time(queues), &[], Waits::No),
+            BTreeMap::from([((line(ThreadLine::RunQueue), Detail::Task(9)), 55), away])
+        );
+    }
+
+    #[test]
+    fn a_packet_is_under_way_until_the_cpu_that_takes_it_in_is_gone() {
+        let cpus = Cpus::build(&by_time(beats(SERVER)), &Gaps::default());
+        let (threads, active, gaps) = Default::default();
+        let view = HostView {
+            cpus: &cpus,
+            threads: &threads,
+            active: &active,
+            gaps: &gaps,
+        };
+        let hosts = Hosts {
+            client: view,
+            server: view,
+            alignment: &Alignment::identity(),
+        };
+        let arriving = |start, end| {
+            let interval = Interval {
+                label: String::new(),
+                start: RunNs(start),
+                end: RunNs(end),
+                owner: Owner::Wire {
+                    to: Side::Server,
+                    cpu: 0,
+                },
+            };
+            let mut charges = BTreeMap::new();
+            split(&hosts, &interval, 1, &mut |charge| {
+                *charges.entry(charge.line).or_default() += charge.ns;
+            });
+            charges
+        };
+        let steal = line(ThreadLine::Steal);
+        // Sent before it left, and while it was away.
+        assert_eq!(
+            arriving(100, 178),
+            BTreeMap::from([(steal, 45), (Line::Network, 33)])
+        );
+        assert_eq!(
+            arriving(150, 178),
+            BTreeMap::from([(steal, 25), (Line::Network, 3)])
+        );
+        // It was back for long: the packet was not there yet.
+        assert_eq!(arriving(100, 190), BTreeMap::from([(Line::Network, 90)]));
     }
 }

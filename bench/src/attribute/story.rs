@@ -47,7 +47,12 @@ pub enum Owner {
         cpu: u32,
     },
     /// Under way.
-    Wire,
+    Wire {
+        /// Where to.
+        to: Side,
+        /// The CPU that took it in there.
+        cpu: u32,
+    },
     /// Written, and held back by the sender until the other end's delayed acknowledgement.
     Held,
     /// Lost under way, waiting to be sent again.
@@ -184,7 +189,14 @@ pub fn intervals(
             };
             chain.to(again, format!("{name} lost"), lost);
         }
-        chain.to(received(crossing), name, Owner::Wire);
+        let wire = Owner::Wire {
+            to: match crossing.from {
+                From::Client => Side::Server,
+                From::Server => Side::Client,
+            },
+            cpu: crossing.arrived_cpu,
+        };
+        chain.to(received(crossing), name, wire);
         before = Some(crossing);
     }
     // Only an answer that came after the request went out is the response: an earlier one means that records are missing.

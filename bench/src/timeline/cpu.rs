@@ -5,7 +5,11 @@ use std::{borrow::Cow, collections::BTreeMap};
 use pqtail_common::{Beat, Head, Rename, Span, Switch, Wake, flag, kind};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
-use super::lasting::{Lasting, clipped, disjoint};
+use super::{
+    absence::Absences,
+    gap::Gaps,
+    lasting::{Lasting, clipped, disjoint},
+};
 
 /// One kernel record, still raw.
 pub type Raw = [u8; pqtail_common::RECORD_BYTES];
@@ -57,6 +61,8 @@ pub enum Doing {
     Irq(u32),
     /// Handles a processor vector (timer, IPI).
     Vector(u32),
+    /// Recorded nothing, and its heartbeat was late: the hypervisor had it and did not count that, or interrupts were off.
+    Away,
     /// Waits for the hypervisor.
     Steal,
 }
@@ -83,6 +89,7 @@ impl Lasting for Stretch {
 pub struct Cpus {
     stretches: BTreeMap<u32, Vec<Stretch>>,
     names: BTreeMap<u32, String>,
+    absences: Absences,
     /// Whether any record carried a steal counter.
     pub steal_known: bool,
     /// Steal seen over the recording, ns by CPU.
@@ -101,10 +108,13 @@ struct Layers {
 }
 
 impl Cpus {
-    /// Builds the stretches from a machine's records, sorted by time.
+    /// Builds the stretches from a machine's records, sorted by time, and from where some of them are missing.
     #[must_use]
-    pub fn build(records: &[Raw]) -> Self {
-        let mut cpus = Self::default();
+    pub fn build(records: &[Raw], gaps: &Gaps) -> Self {
+        let mut cpus = Self {
+            absences: Absences::find(records, gaps),
+            ..Self::default()
+        };
         let mut layers: BTreeMap<u32, Layers> = BTreeMap::new();
         for raw in records {
             let head = head(raw);
@@ -156,7 +166,10 @@ impl Cpus {
         }
         cpus.stretches = layers
             .into_iter()
-            .map(|(cpu, layers)| (cpu, layers.flatten()))
+            .map(|(cpu, layers)| {
+                let absences = cpus.absences.of(cpu).to_vec();
+                (cpu, layers.flatten(absences))
+            })
             .collect();
         cpus
     }
@@ -164,6 +177,14 @@ impl Cpus {
     /// What the CPU did between two times; nothing is said where nothing is known.
     pub fn between(&self, cpu: u32, start_ns: u64, end_ns: u64) -> impl Iterator<Item = Stretch> + '_ {
         clipped(self.stretches.get(&cpu), start_ns, end_ns)
+    }
+
+    /// What kept the CPU from a packet that it took in at `at_ns`: what it did in its last absence before that, from `from_ns` on.
+    /// Nothing if it was back for longer than a beat by then: a packet that had come before would have been taken in.
+    pub fn kept_from(&self, cpu: u32, from_ns: u64, at_ns: u64) -> impl Iterator<Item = Stretch> + '_ {
+        let absence = self.absences.before(cpu, at_ns);
+        let (from_ns, to_ns) = absence.map_or((0, 0), |each| (each.start_ns.max(from_ns), each.end_ns));
+        self.between(cpu, from_ns, to_ns)
     }
 
     /// A thread is born with its parent's name: what it is called last is what it became.
@@ -249,7 +270,7 @@ impl Layers {
         grown
     }
 
-    fn flatten(mut self) -> Vec<Stretch> {
+    fn flatten(mut self, absences: Vec<Stretch>) -> Vec<Stretch> {
         if let Some((since, tid)) = self.last_switch
             && since < self.last_ns
         {
@@ -260,12 +281,14 @@ impl Layers {
                 doing,
             });
         }
-        // Charging rule: steal over hard irq over softirq over whoever was current.
+        // Charging rule: steal over hard irq over softirq over whoever was current. An absence that no counter counts is of the
+        // first kind too.
         for layer in [&mut self.softirqs, &mut self.irqs, &mut self.steals] {
             disjoint(layer);
         }
         let flat = overlay(self.runs, self.softirqs);
         let flat = overlay(flat, self.irqs);
+        let flat = overlay(flat, absences);
         overlay(flat, self.steals)
     }
 }
