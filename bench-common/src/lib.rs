@@ -370,8 +370,9 @@ pub struct Offsets {
     pub percpu_steal: u32,
     /// x86: `kvm_steal_time.steal`. arm64: offset of `stolen_time` in the shared page.
     pub steal_field: u32,
-    /// 1 where the per-CPU variable holds a pointer to the shared page (arm64), 0 where it is the page (x86).
-    pub steal_is_pointer: u32,
+    /// Where the per-CPU variable is the shared page (x86), `kvm_steal_time.version`: 0 there as long as no hypervisor has written to
+    /// it. `ABSENT` where the variable points to the page (arm64).
+    pub steal_version: u32,
     /// `sk_buff.head`.
     pub skb_head: u32,
     /// `sk_buff.data`.

@@ -21,8 +21,7 @@ const NONE_TOLD: u64 = 2;
 /// Whether this CPU turned out to have no counter and nobody was told yet.
 #[inline(always)]
 pub(crate) fn absence_is_news() -> bool {
-    // Only an architecture that shares a page by pointer can find it null.
-    if offset!(percpu_steal) == ABSENT || offset!(steal_is_pointer) == 0 {
+    if offset!(percpu_steal) == ABSENT {
         return false;
     }
     let Some(cached) = STEAL_ADDRESS.get_ptr_mut(0) else {
@@ -71,8 +70,14 @@ fn find(cpu: u32) -> Option<u64> {
     let variable = rq
         .wrapping_sub(u64::from(offset!(percpu_runqueues)))
         .wrapping_add(u64::from(offset!(percpu_steal)));
-    if offset!(steal_is_pointer) == 0 {
-        return Some(variable.wrapping_add(u64::from(offset!(steal_field))));
+    let version = offset!(steal_version);
+    if version != ABSENT {
+        // Every kernel has the page, whoever runs it. KVM counts its version up whenever the CPU comes back (record_steal_time,
+        // arch/x86/kvm/x86.c): with 0, nobody writes to it.
+        return Some(match field::<u32>(variable, version)? {
+            0 => NONE,
+            _ => variable.wrapping_add(u64::from(offset!(steal_field))),
+        });
     }
     match field::<u64>(variable, 0)? {
         0 => Some(NONE),

@@ -127,20 +127,21 @@ fn resolve_steal(btf: &Btf, resolved: &mut Resolved) {
         resolved.missing.insert("percpu_runqueues", looked_for);
     }
     let offsets = &mut resolved.offsets;
-    if let (Some(&at), Some(field)) = (
+    if let (Some(&at), Some(field), Some(version)) = (
         variables.get("steal_time"),
         member_offset(btf, "kvm_steal_time.steal"),
+        member_offset(btf, "kvm_steal_time.version"),
     ) {
         offsets.percpu_steal = at;
         offsets.steal_field = field;
-        offsets.steal_is_pointer = 0;
+        offsets.steal_version = version;
     } else if let (Some(&at), Some(kaddr)) = (
         variables.get("stolen_time_region"),
         member_offset(btf, "pv_time_stolen_time_region.kaddr"),
     ) {
         offsets.percpu_steal = at + kaddr;
         offsets.steal_field = ARM_STOLEN_TIME_OFFSET;
-        offsets.steal_is_pointer = 1;
+        offsets.steal_version = ABSENT;
     } else {
         let looked_for = format!("steal_time or stolen_time_region in {PER_CPU_SECTION}");
         resolved.missing.insert("percpu_steal", looked_for);
