@@ -43,6 +43,9 @@ pub enum Verb {
         /// The inventory.
         hosts: PathBuf,
     },
+    /// Say what the requests that were under way while a machine was stopped are laid to, as JSON lines or as a table.
+    #[command(hide = true)]
+    Stops(AnalyzeArgs),
     /// One role of a run, told what to do on stdin.
     #[command(hide = true)]
     Agent,

@@ -28,7 +28,7 @@ use pqtail::{
         summary::Outlier,
         terminal::{self, Stretch},
     },
-    truth,
+    truth::{self, away},
 };
 
 /// What a shell reports for a command that Ctrl-C ended.
@@ -44,6 +44,7 @@ fn main() -> ExitCode {
         Verb::Doctor(args) => examine(&args),
         Verb::Machines { hosts } => ends::machines(&hosts)
             .and_then(|machines| print(&format!("{}\n", machines.join("\n"))).map(|()| ExitCode::SUCCESS)),
+        Verb::Stops(args) => tell_of_stops(&args),
         Verb::Agent => agent::run().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
@@ -202,8 +203,19 @@ fn examine(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn json_line(outlier: &Outlier) -> anyhow::Result<String> {
-    Ok(serde_json::to_string(outlier)? + "\n")
+fn tell_of_stops(args: &AnalyzeArgs) -> anyhow::Result<ExitCode> {
+    let hits = away::hits(&args.results)?;
+    let text = if args.json {
+        hits.iter().map(json_line).collect::<anyhow::Result<String>>()?
+    } else {
+        away::text(&hits)
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn json_line(value: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string(value)? + "\n")
 }
 
 fn story_text(story: &Story) -> String {

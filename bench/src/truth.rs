@@ -5,6 +5,7 @@
 //! each request that a fault hit, and compares. What was hit is computed from the log and from the load generator's stamps
 //! alone, never from what the attribution says.
 
+pub mod away;
 mod case;
 mod cgroup;
 pub mod dropper;

@@ -31,7 +31,7 @@ pub struct Facts {
     pub damaged: u64,
     /// Largest clock error of any trial, ns; `None` if a trial has no alignment.
     pub clock_error_ns: Option<u64>,
-    /// Share of all latency that the hypervisor stole.
+    /// Share of all latency that the hypervisor stole, or that looks like it.
     pub steal_share: f64,
     /// Whether any host has a steal counter.
     pub steal_known: bool,
@@ -167,13 +167,14 @@ pub fn judge(facts: &Facts) -> Vec<Verdict> {
             }),
             "Times between the hosts cannot be split more finely than this. Without alignment they stay unexplained.",
         );
-        if facts.steal_known {
+        // Without a counter a late heartbeat still tells.
+        if facts.steal_known || facts.steal_share > 0.0 {
             rule(
                 "steal",
                 facts.steal_share <= STEAL_SHARE_MAX,
                 format!("{:.2} % of all latency", facts.steal_share * 100.0),
-                "The hypervisor took CPUs away. The environment-free percentiles leave that time out; a quieter machine is \
-                 better.",
+                "The hypervisor took CPUs away, or (where a heartbeat was late and no counter moved) interrupts were off. The \
+                 environment-free percentiles leave that time out; a quieter machine is better.",
             );
         }
         if let Some((median, worst)) = facts.unexplained {

@@ -16,8 +16,8 @@ use super::{
 /// With fewer on a machine its period is not known.
 const BEATS_MIN: usize = 8;
 
-/// A beat this part of a period behind its due time or less is in time, and one that comes a whole number of periods after the last
-/// was not late: what lies between was not stored.
+/// A beat that comes a whole number of periods after the last, give or take this part of one, may have come in time, and those between
+/// were not stored.
 const IN_TIME_PART: u64 = 32;
 
 /// All absences of one machine over one trial.
@@ -36,7 +36,9 @@ struct Signs {
     alive: Vec<u64>,
     /// Its beats, and whether the CPU was idle.
     beats: Vec<(u64, bool)>,
-    /// Hard interrupts: begin and end.
+    /// Hard interrupts, Linux' and the processor's: begin and end, by end.
+    interrupts: Vec<(u64, u64)>,
+    /// The Linux irqs among them.
     irqs: Vec<(u64, u64)>,
 }
 
@@ -56,6 +58,9 @@ impl Absences {
                 kind::IRQ | kind::SOFTIRQ | kind::VECTOR | kind::RECLAIM => {
                     let span: Span = as_record(raw);
                     signs.alive.push(span.start_ns);
+                    if matches!(head.kind, kind::IRQ | kind::VECTOR) {
+                        signs.interrupts.push((span.start_ns, head.at_ns));
+                    }
                     if head.kind == kind::IRQ {
                         signs.irqs.push((span.start_ns, head.at_ns));
                     }
@@ -107,9 +112,13 @@ impl Signs {
         let mut absences = Vec::new();
         let mut in_idle = Vec::new();
         let mut idle_beats_in_time = 0;
+        let shows_timer = self.shows_timer();
         for pair in self.beats.windows(2) {
             let ((before, was_idle), (beat, is_idle)) = (pair[0], pair[1]);
-            let Some(absence) = self.absence(before, beat, period_ns, gaps) else {
+            // Without its interrupt a beat that is missing may only not have been stored.
+            let is_in_time = (beat - before) % period_ns <= period_ns / IN_TIME_PART && !shows_timer;
+            let absence = self.absence(before, beat, period_ns, gaps);
+            let Some(absence) = absence.filter(|_| !is_in_time) else {
                 idle_beats_in_time += usize::from(was_idle && is_idle && beat - before < 2 * period_ns);
                 continue;
             };
@@ -127,12 +136,21 @@ impl Signs {
         absences
     }
 
+    /// Whether most beats lie in an interrupt that is recorded too, which then is the timer's.
+    fn shows_timer(&self) -> bool {
+        let in_interrupt = |&&(beat, _): &&(u64, bool)| {
+            let next = self.interrupts.partition_point(|&(_, to)| to < beat);
+            self.interrupts.get(next).is_some_and(|&(from, _)| from <= beat)
+        };
+        self.beats.iter().filter(in_interrupt).count() * 2 > self.beats.len()
+    }
+
     /// The absence between two neighbouring beats, if the second proves one: it is late by a whole period at least, and the CPU
     /// was last seen before it was late by so much, and was not seen again before the last period that ends with it.
     fn absence(&self, before: u64, beat: u64, period_ns: u64, gaps: &Gaps) -> Option<Stretch> {
         let due = before.saturating_add(period_ns);
         let late = due.saturating_add(period_ns);
-        if beat < late || (beat - before) % period_ns <= period_ns / IN_TIME_PART {
+        if beat < late {
             return None;
         }
         let next = self.alive.partition_point(|&at| at <= late);
@@ -144,9 +162,10 @@ impl Signs {
         // When in that silence it left is not known before the beat was due.
         let (start_ns, end_ns) = (last_seen.max(due), seen_again.min(beat));
         let is_long = end_ns > start_ns && end_ns - start_ns >= period_ns;
-        // One that lasted would have kept the beat off as well.
+        // One that lasted would have kept the beat off as well; the beat's own began before it.
         let irq = self.irqs.partition_point(|&(_, to)| to < end_ns);
-        let is_irq = self.irqs.get(irq).is_some_and(|&(from, _)| from <= start_ns);
+        let lasted = |&(from, to): &(u64, u64)| from <= start_ns && to < beat;
+        let is_irq = self.irqs.get(irq).is_some_and(lasted);
         (is_long && !is_irq && !gaps.between(start_ns, end_ns)).then_some(Stretch {
             start_ns,
             end_ns,
@@ -231,8 +250,16 @@ mod tests {
     }
 
     #[test]
-    fn a_beat_that_is_missing_is_not_late() {
-        assert_eq!(found(&[beats(BUSY, &[])]), []);
+    fn a_beat_that_is_missing_is_not_late_unless_its_interrupt_is_missing_too() {
+        let missing = beats(BUSY, &[]);
+        assert_eq!(found(std::slice::from_ref(&missing)), []);
+        let timers = |records: &[Raw]| -> Vec<Raw> {
+            let at = records.iter().map(|record| head(record).at_ns);
+            at.map(|at_ns| span(kind::VECTOR, at_ns - 1, at_ns + 1)).collect()
+        };
+        assert_eq!(found(&[missing.clone(), timers(&missing)]), [(1_100, 1_499)]);
+        let whole = beats(BUSY, &[1_100, 1_200, 1_300, 1_400]);
+        assert_eq!(found(&[missing, timers(&whole)]), []);
     }
 
     #[test]

@@ -197,7 +197,8 @@ pub(super) fn score(case: Case, results: &Path, windows: &[Window]) -> anyhow::R
     Ok(sum)
 }
 
-fn median(trial: &TrialRows) -> Option<u64> {
+/// Median latency of a trial's measured requests, ns.
+pub(super) fn median(trial: &TrialRows) -> Option<u64> {
     let measured = trial.rows.iter().filter(|row| row.stamps.is_measured());
     let mut latencies: Vec<u64> = measured.filter_map(|row| row.stamps.latency_ns()).collect();
     latencies.sort_unstable();
