@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use crate::{
     cargo,
     debian::{self, Needed},
-    nginx, run, setup,
+    nginx, run, setup, vm,
 };
 
 /// The eBPF crate builds for its own target only; the build script of `pqtail` compiles it. The fuzz targets need C++.
@@ -64,6 +64,7 @@ pub(crate) fn test() -> anyhow::Result<()> {
                     package: "cloud-init",
                 }],
             )?;
+            vm::require()?;
         }
         Ok(())
     })?;

@@ -56,7 +56,7 @@ impl Architecture {
     }
 
     /// C compiler and C library for the architecture, where this machine is another one; aws-lc is C, and links both.
-    const fn cross_tools(self) -> [Needed; 2] {
+    pub(crate) const fn cross_tools(self) -> [Needed; 2] {
         match self {
             Self::X86_64 => [
                 Needed {
@@ -82,18 +82,48 @@ impl Architecture {
     }
 }
 
-/// Builds `pqtail-ARCHITECTURE` and its `.sha256` for each into `target/deploy`, and returns that folder.
+/// How much a build is worth.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Profile {
+    /// For hosts that are measured.
+    Release,
+    /// For guests of a test, which wait for the build more than for what it builds.
+    #[cfg(test)]
+    Guest,
+}
+
+impl Profile {
+    /// As Cargo.toml and cargo's target folder call it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            #[cfg(test)]
+            Self::Guest => "guest",
+        }
+    }
+
+    /// Where its binaries go.
+    fn folder(self) -> PathBuf {
+        root().join(match self {
+            Self::Release => "target/deploy",
+            #[cfg(test)]
+            Self::Guest => "target/vm/deploy",
+        })
+    }
+}
+
+/// Builds `pqtail-ARCHITECTURE` and its `.sha256` for each, and returns their folder.
 ///
 /// The binaries link glibc statically, so that they start on any distribution of their architecture.
 ///
 /// # Errors
 /// When a tool is missing and cannot be installed, or a build fails.
-pub(crate) fn binaries(architectures: &[Architecture]) -> anyhow::Result<PathBuf> {
+pub(crate) fn binaries(architectures: &[Architecture], profile: Profile) -> anyhow::Result<PathBuf> {
     setup::setup()?;
-    let folder = root().join("target/deploy");
+    let folder = profile.folder();
     fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     for &architecture in architectures {
-        let built = build(architecture)?;
+        let built = build(architecture, profile)?;
         let name = format!("pqtail-{}", architecture.name());
         // Renamed into place: whoever copies it meanwhile gets the old one or the new one whole.
         let (fresh, kept) = (folder.join(format!("{name}.new")), folder.join(&name));
@@ -112,7 +142,7 @@ pub(crate) fn binaries(architectures: &[Architecture]) -> anyhow::Result<PathBuf
     Ok(folder)
 }
 
-fn build(architecture: Architecture) -> anyhow::Result<PathBuf> {
+fn build(architecture: Architecture, profile: Profile) -> anyhow::Result<PathBuf> {
     let target = architecture.target();
     // A folder of its own: other RUSTFLAGS would make cargo build the native one again each time.
     let folder = root().join("target/cross");
@@ -123,7 +153,9 @@ fn build(architecture: Architecture) -> anyhow::Result<PathBuf> {
     add_target(&target)?;
     let mut build = cargo();
     build
-        .args(["build", "--quiet", "--release", "--package", "pqtail", "--target"])
+        .args(["build", "--quiet", "--package", "pqtail", "--profile"])
+        .arg(profile.name())
+        .arg("--target")
         .arg(&target)
         .arg("--target-dir")
         .arg(&folder)
@@ -139,7 +171,7 @@ fn build(architecture: Architecture) -> anyhow::Result<PathBuf> {
         build.env(format!("CC_{name}"), &gcc);
     }
     run(&format!("build pqtail for {target}"), &mut build)?;
-    Ok(folder.join(target).join("release/pqtail"))
+    Ok(folder.join(target).join(profile.name()).join("pqtail"))
 }
 
 /// The standard library of the target, if the toolchain has none.

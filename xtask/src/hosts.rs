@@ -54,7 +54,7 @@ fn binaries(inventory: &OsString) -> anyhow::Result<PathBuf> {
             architectures.push(architecture);
         }
     }
-    cross::binaries(&architectures).context("build for the hosts")
+    cross::binaries(&architectures, cross::Profile::Release).context("build for the hosts")
 }
 
 /// The value of a flag among arguments, as `--flag value` or `--flag=value`.

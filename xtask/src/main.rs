@@ -88,7 +88,7 @@ impl DeployOptions {
             [] => &cross::Architecture::ALL[..],
             named => named,
         };
-        let folder = cross::binaries(architectures)?;
+        let folder = cross::binaries(architectures, cross::Profile::Release)?;
         eprintln!("xtask: the binaries are in {}", folder.display());
         Ok(())
     }
