@@ -392,8 +392,10 @@ mod tests {
         "reschedule_exit",
     ];
 
-    /// How much of a stop its request must have on its steal line.
+    /// How much of a stop its request must have on its steal lines, if it was stopped for this long: shorter, and what an emulator on a
+    /// busy machine does by itself weighs as much.
     const CHARGED_SHARE_MIN: f64 = 0.8;
+    const STOPPED_NS_MIN: f64 = 250e6;
 
     fn on_guest(pair: &Pair, guest: &Guest, command: &str) -> String {
         crate::output("ask a guest", pair.ssh(guest).arg(command)).unwrap()
@@ -490,10 +492,15 @@ mod tests {
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();
-        assert!(!hits.is_empty(), "no stop hit a request");
-        for hit in hits {
-            let ns = |key: &str| hit[key].as_f64().unwrap();
-            let share = ns("charged_ns") / ns("stopped_ns").min(ns("added_ns"));
+        let ns = |hit: &Value, key: &str| hit[key].as_f64().unwrap();
+        let stopped_ns = |hit: &Value| ns(hit, "stopped_ns").min(ns(hit, "added_ns"));
+        let long: Vec<&Value> = hits
+            .iter()
+            .filter(|hit| stopped_ns(hit) >= STOPPED_NS_MIN)
+            .collect();
+        assert!(!long.is_empty(), "no stop hit a request: {told}");
+        for hit in long {
+            let share = ns(hit, "charged_ns") / stopped_ns(hit);
             assert!(share >= CHARGED_SHARE_MIN, "{hit}");
             assert_eq!(hit["cause"], "server.steal", "{hit}");
         }
