@@ -1,6 +1,7 @@
 //! The `pqtail` command.
 
 use std::{
+    cmp::Reverse,
     io::{IsTerminal as _, Write as _},
     path::Path,
     process::ExitCode,
@@ -169,7 +170,12 @@ fn tell(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
             }
             let of_trial = |outlier: &&Outlier| args.trial.is_none_or(|trial| trial == outlier.trial);
             let worst = analysis.outliers.iter().filter(of_trial).take(args.top);
-            worst.map(|outlier| (outlier.trial, outlier.request)).collect()
+            let worst: Vec<_> = worst.map(|outlier| (outlier.trial, outlier.request)).collect();
+            if worst.is_empty() {
+                slowest(&analysis, args)
+            } else {
+                worst
+            }
         }
     };
     let stories = explain(&args.results, &wanted)?;
@@ -182,10 +188,23 @@ fn tell(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
         };
     }
     if stories.is_empty() {
-        text += "no outliers: the run has no request with a ledger (see its verdicts)\n";
+        eprintln!("pqtail: nothing to explain: the run has no request with a ledger (see its verdicts)");
     }
     print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Trials of fewer than a hundred requests have no outliers, but they have slowest requests.
+fn slowest(analysis: &Analysis, args: &ExplainArgs) -> Vec<(u32, u32)> {
+    let trials = analysis.trials.iter();
+    let wanted = trials.filter(|trial| args.trial.is_none_or(|index| index == trial.trial.index));
+    let mut rows: Vec<_> = wanted
+        .flat_map(|trial| trial.rows.iter().map(|row| (trial.trial.index, row)))
+        .filter(|(_, row)| row.ledger.is_some() && row.stamps.is_measured())
+        .collect();
+    rows.sort_by_key(|(trial, row)| (Reverse(row.stamps.latency_ns()), *trial, row.stamps.request));
+    let rows = rows.into_iter().take(args.top);
+    rows.map(|(trial, row)| (trial, row.stamps.request)).collect()
 }
 
 fn examine(args: &DoctorArgs) -> anyhow::Result<ExitCode> {

@@ -17,10 +17,10 @@ use crate::{
         stamps::Outcome,
     },
     report::summary::{
-        ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, HostSummary, LossSummary, Outlier,
-        Percentiles, SUMMARY_SCHEMA, StealSummary, Summary, SwimLanes, TrialSummary,
+        ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, HostSummary, LossSummary, OneWay,
+        Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary, Summary, SwimLanes, TrialSummary,
     },
-    statistics::{bootstrap_interval, percentiles, quantile},
+    statistics::{bootstrap_interval, percentiles, quantile, rank},
     verdict::{Facts, judge},
 };
 
@@ -56,6 +56,7 @@ struct Pool {
     errors: BTreeMap<String, u64>,
     wrong_group: u64,
     bytes: (u64, u64),
+    one_way_ns: BTreeMap<(usize, String), Vec<i64>>,
     trials: Vec<(u32, TrialSummary)>,
 }
 
@@ -200,6 +201,10 @@ impl Pool {
                 self.ledgers.push((latency, ledger));
             }
         }
+        for (crossing, took_ns) in &trial.one_way_ns {
+            let all = self.one_way_ns.entry(crossing.clone()).or_default();
+            all.extend(took_ns);
+        }
         latencies.sort_unstable();
         let summary = TrialSummary {
             trial: trial.trial.index,
@@ -208,6 +213,24 @@ impl Pool {
         };
         self.trials.push((trial.trial.block, summary));
         self.latencies.append(&mut latencies);
+    }
+
+    /// Crossings that only some requests have (a flight that came in two, say) are left to those requests' own stories.
+    fn one_way(&self) -> Vec<OneWay> {
+        let crossings = self.one_way_ns.iter();
+        let usual = crossings.filter(|(_, took_ns)| took_ns.len() * 2 > self.latencies.len());
+        usual
+            .map(|((_, what), took_ns)| {
+                let mut took_ns = took_ns.clone();
+                took_ns.sort_unstable();
+                OneWay {
+                    what: what.clone(),
+                    count: took_ns.len() as u64,
+                    p50_ns: took_ns[rank(took_ns.len(), 0.5)],
+                    p99_ns: took_ns[rank(took_ns.len(), 0.99)],
+                }
+            })
+            .collect()
     }
 
     fn summary(&self, arm: Arm, manifest: &Manifest) -> ArmSummary {
@@ -233,6 +256,7 @@ impl Pool {
             curve: curve(&self.latencies),
             client_cpu_ns_per_request: per_request(sum(records().map(|trial| trial.client_cpu_ns))),
             server_cpu_ns_per_request: per_request(sum(records().map(|trial| trial.server_cpu_ns))),
+            one_way: self.one_way(),
             bytes_out: self.bytes.0.checked_div(requests).unwrap_or(0),
             bytes_in: self.bytes.1.checked_div(requests).unwrap_or(0),
         }
@@ -396,7 +420,7 @@ fn clock(manifest: &Manifest, trials: &[TrialAnalysis]) -> ClockSummary {
     let all = count == trials.len() as i64;
     ClockSummary {
         handshakes: aligned.iter().map(|each| each.handshakes).sum(),
-        shared_kernel: manifest.client.kernel.is_some() && manifest.client.kernel == manifest.server.kernel,
+        shared_kernel: manifest.shares_kernel(),
         offset_ns: aligned
             .iter()
             .map(|each| i128::from(each.offset_ns()))

@@ -19,7 +19,7 @@ use crate::{
         cause::{Baseline, Names, Witness},
         ledger::{Ledger, Line, Segment, Side, ThreadLine},
         split::{Active, Charge, Detail, HostView, Hosts, split},
-        story::{Interval, Owner, intervals},
+        story::{Interval, Owner, crossing_name, intervals, one_way_ns},
     },
     clock::{HostNs, RunNs},
     plan::Trial,
@@ -31,7 +31,7 @@ use crate::{
     statistics::quantile,
     timeline::{
         connection::{Crossing, Incident, Tuple, View, Views, crossings},
-        cpu::{Cpus, Raw, seen_running},
+        cpu::{Cpus, Raw, head, seen_running},
         gap::Gaps,
         thread::Threads,
         witness::{Served, witness},
@@ -63,6 +63,8 @@ pub(super) struct TrialAnalysis {
     pub(super) excess_ns: BTreeMap<Line, u64>,
     pub(super) lanes: Vec<SwimLanes>,
     pub(super) alignment: Option<Alignment>,
+    /// What each crossing of a measured request took, by its place in the exchange and its name, ns.
+    pub(super) one_way_ns: BTreeMap<(usize, String), Vec<i64>>,
     pub(super) steal_known: bool,
     /// What the counters grew by, ns by kernel folder and CPU.
     pub(super) steal_ns: BTreeMap<PathBuf, BTreeMap<u32, u64>>,
@@ -140,14 +142,14 @@ impl<'a> Case<'a> {
 }
 
 impl<'a> Joined<'a> {
-    fn build(manifest: &'a Manifest, mut recorded: Recorded) -> Self {
+    fn build(manifest: &'a Manifest, recorded: Recorded) -> Self {
         let ports: BTreeSet<u16> = recorded
             .requests
             .iter()
             .map(|request| request.remote_port)
             .collect();
         let ports: Vec<u16> = ports.into_iter().collect();
-        let served = served(manifest, &mut recorded, &ports);
+        let served = served(manifest, &recorded, &ports);
         let mut client_machine = Rc::default();
         let mut server_machine = Rc::default();
         let mut steal_ns = BTreeMap::new();
@@ -581,10 +583,26 @@ impl<'a> Joined<'a> {
             })
             .unzip()
     }
+
+    /// What the path took, by a crossing's place in the exchange and its name.
+    fn one_way(&self, request: &RequestStamps, into: &mut BTreeMap<(usize, String), Vec<i64>>) {
+        let Some(alignment) = &self.alignment else {
+            return;
+        };
+        if !request.is_measured() || request.latency_ns().is_none() || self.misses(request, Gaps::of_packets)
+        {
+            return;
+        }
+        let crossings = self.case(request).crossings;
+        for (place, crossing) in crossings.iter().enumerate().filter(|(_, each)| each.repeats == 0) {
+            let key = (place, crossing_name(crossing));
+            into.entry(key).or_default().push(one_way_ns(crossing, alignment));
+        }
+    }
 }
 
 /// The server's connections: as it stamped them itself, else as the kernel's records tell them, which then stand in for its stamps.
-fn served(manifest: &Manifest, recorded: &mut Recorded, ports: &[u16]) -> Vec<Served> {
+fn served(manifest: &Manifest, recorded: &Recorded, ports: &[u16]) -> Vec<Served> {
     let server = &manifest.server;
     let records = server
         .kernel
@@ -592,9 +610,7 @@ fn served(manifest: &Manifest, recorded: &mut Recorded, ports: &[u16]) -> Vec<Se
         .and_then(|folder| recorded.kernels.get(folder));
     match records {
         Some(records) if recorded.connections.is_empty() => {
-            let served = witness(records, server.netns, ports, &server.threads);
-            recorded.connections = served.iter().map(|each| each.stamps).collect();
-            served
+            witness(records, server.netns, ports, &server.threads)
         }
         _ => recorded
             .connections
@@ -617,7 +633,8 @@ fn first_act(connection: &Served) -> u64 {
     }
 }
 
-/// Timelines of the kernel with this folder, from its records and from the stamps of the threads that it ran.
+/// Timelines of the kernel with this folder, from its records and from what shows its threads running: the stamps that they took
+/// themselves, and reads and calls of those that take none.
 fn machine(manifest: &Manifest, folder: &PathBuf, records: &[Raw], recorded: &Recorded) -> Machine {
     let (mut tids, mut cpus) = (BTreeSet::new(), BTreeSet::new());
     let mut seen = Vec::new();
@@ -654,6 +671,11 @@ fn machine(manifest: &Manifest, folder: &PathBuf, records: &[Raw], recorded: &Re
             }
         }
     }
+    let calls = records.iter().map(head).filter(|head| {
+        let is_made_by_its_thread = matches!(head.kind, kind::READ | kind::CALL);
+        is_made_by_its_thread && tids.contains(&head.tid)
+    });
+    seen.extend(calls.map(|head| seen_running(head.at_ns, head.tid, head.cpu)));
     let damaged = recorded.missing.get(folder).map_or(&[][..], Vec::as_slice);
     let gaps = Gaps::build(records, damaged, &cpus);
     let records = super::in_order([records, &seen].concat());
@@ -762,8 +784,15 @@ pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnaly
             }
         }
     }
+    let mut one_way_ns = BTreeMap::new();
+    if !manifest.shares_kernel() {
+        for row in &rows {
+            joined.one_way(&row.stamps, &mut one_way_ns);
+        }
+    }
     TrialAnalysis {
         trial: joined.trial,
+        one_way_ns,
         environment_ns,
         outliers,
         culprits,

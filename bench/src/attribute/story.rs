@@ -340,6 +340,16 @@ fn first_after(stamps: &[u64], at: HostNs) -> Option<HostNs> {
         .map(HostNs)
 }
 
+/// What a crossing took from where it last left one host to where the other had all of it, ns; below zero where the clocks' error is
+/// greater.
+#[must_use]
+pub fn one_way_ns(crossing: &Crossing, alignment: &Alignment) -> i64 {
+    match crossing.from {
+        From::Client => alignment.server(crossing.arrived) - Alignment::client(crossing.out_again),
+        From::Server => Alignment::client(crossing.arrived) - alignment.server(crossing.out_again),
+    }
+}
+
 const fn segment(what: What) -> Segment {
     match what {
         What::Syn => Segment::Syn,
@@ -348,7 +358,9 @@ const fn segment(what: What) -> Segment {
     }
 }
 
-fn crossing_name(crossing: &Crossing) -> String {
+/// What a crossing is called.
+#[must_use]
+pub fn crossing_name(crossing: &Crossing) -> String {
     match (crossing.what, crossing.from) {
         (What::Syn, _) => "SYN".to_owned(),
         (What::SynAck, _) => "SYN-ACK".to_owned(),

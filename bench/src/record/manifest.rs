@@ -197,6 +197,12 @@ pub struct KernelRecord {
 }
 
 impl Manifest {
+    /// Whether one kernel recorded both ends, so that they have one clock.
+    #[must_use]
+    pub fn shares_kernel(&self) -> bool {
+        self.client.kernel.is_some() && self.client.kernel == self.server.kernel
+    }
+
     /// Reads the manifest of a results folder.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::summary::{
     ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, Evidence, HostSummary, Lane, LaneMark,
-    LaneSpan, LossSummary, Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary, Summary, SwimLanes,
+    LaneSpan, LossSummary, OneWay, Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary, Summary, SwimLanes,
     TrialSummary, Verdict,
 };
 use crate::{
@@ -117,6 +117,18 @@ fn arm(shift_ns: u64, tail_ns: u64, first_trial: u32) -> ArmSummary {
             ..all
         },
         trials: (0..3).map(trial).collect(),
+        one_way: [
+            ("SYN", 31_000, 58_000),
+            ("SYN-ACK", 28_500, 61_200),
+            ("client flight 1", 30_100 + shift_ns.cast_signed() / 50, 64_000),
+        ]
+        .map(|(what, p50_ns, p99_ns)| OneWay {
+            what: what.to_owned(),
+            count: 26_970,
+            p50_ns,
+            p99_ns,
+        })
+        .to_vec(),
         ledger_median: BTreeMap::from([
             ("client.compute", 241_000 + shift_ns / 2),
             ("client.wakeup", 61_000),
@@ -555,6 +567,7 @@ pub(super) fn empty() -> Sample {
         ledger_median: BTreeMap::new(),
         ledger_tail: BTreeMap::new(),
         curve: vec![],
+        one_way: vec![],
         client_cpu_ns_per_request: None,
         server_cpu_ns_per_request: None,
         bytes_out: 0,

@@ -82,6 +82,7 @@ pub fn render(summary: &Summary, outliers: &[Outlier], swim_lanes: &[SwimLanes])
             charts::decomposition(out, split);
         }
     }
+    one_way(out, summary, &arms);
     tail_budget(out, summary, &arms);
     outlier_table(out, &order);
     timelines(out, &order, swim_lanes);
@@ -296,6 +297,32 @@ fn tail_budget(out: &mut String, summary: &Summary, arms: &[(&str, &ArmSummary)]
         }
         out.push_str("</table></div>");
     }
+}
+
+fn one_way(out: &mut String, summary: &Summary, arms: &[(&str, &ArmSummary)]) {
+    if arms.iter().all(|(_, arm)| arm.one_way.is_empty()) {
+        return;
+    }
+    section(out, "One way", &format!("{}.", escape(&text::one_way(summary))));
+    out.push_str(
+        "<div class=\"scroll\"><table><tr><th>arm</th><th>what</th><th class=\"n\">packets</th><th class=\"n\">p50</th>\
+         <th class=\"n\">p99</th></tr>",
+    );
+    for (name, arm) in arms {
+        for each in &arm.one_way {
+            put!(
+                out,
+                "<tr><td class=\"name\">{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
+                 <td class=\"n\">{}</td></tr>",
+                escape(name),
+                escape(&each.what),
+                text::count(each.count),
+                text::one_way_time(each.p50_ns),
+                text::one_way_time(each.p99_ns)
+            );
+        }
+    }
+    out.push_str("</table></div>");
 }
 
 fn outlier_table(out: &mut String, outliers: &[&Outlier]) {

@@ -122,10 +122,26 @@ pub struct ArmSummary {
     pub client_cpu_ns_per_request: Option<u64>,
     /// See [`ArmSummary::client_cpu_ns_per_request`].
     pub server_cpu_ns_per_request: Option<u64>,
+    /// What each crossing of the path took, in the order of an exchange; only where the hosts have two kernels.
+    pub one_way: Vec<OneWay>,
     /// Mean bytes a connection, to and from the server.
     pub bytes_out: u64,
     /// See [`ArmSummary::bytes_out`].
     pub bytes_in: u64,
+}
+
+/// One SYN, SYN-ACK or flight from where it leaves one host to where the other takes its last byte in, over all measured requests
+/// in which nothing of it was sent again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OneWay {
+    /// Which: `SYN`, `SYN-ACK`, `client flight 1` and so on.
+    pub what: String,
+    /// How many.
+    pub count: u64,
+    /// Median, ns. As uncertain as the alignment is ([`ClockSummary::error_ns_max`]), which is why it can be below zero.
+    pub p50_ns: i64,
+    /// 99 in 100, ns; as uncertain.
+    pub p99_ns: i64,
 }
 
 /// Exact percentiles of all samples, ns; all zero without samples.

@@ -48,6 +48,7 @@ pub fn render(summary: &Summary, outliers: &[Outlier], results: &str, colour: bo
     differences(&mut page, summary);
     trials(&mut page, summary);
     decomposition(&mut page, summary);
+    one_way(&mut page, summary);
     tail_budget(&mut page, summary);
     worst(&mut page, outliers);
     gaps(&mut page, summary);
@@ -358,6 +359,38 @@ fn decomposition(page: &mut Page, summary: &Summary) {
                 "  {:<22}{:>13}",
                 format!("{} smaller lines", small.len()),
                 text::difference(sum)
+            ));
+        }
+    }
+}
+
+fn one_way(page: &mut Page, summary: &Summary) {
+    let arms: Vec<_> = text::arms(summary)
+        .into_iter()
+        .filter(|(_, arm)| !arm.one_way.is_empty())
+        .collect();
+    if arms.is_empty() {
+        return;
+    }
+    page.heading(&text::one_way(summary));
+    for (name, arm) in arms {
+        page.styled(
+            DIM,
+            &format!(
+                "{:<NAME_WIDTH$}{:>10}{:>12}{:>12}",
+                short(name, 27),
+                "packets",
+                "p50",
+                "p99"
+            ),
+        );
+        for each in &arm.one_way {
+            page.line(&format!(
+                "  {:<26}{:>10}{:>12}{:>12}",
+                short(&each.what, 25),
+                text::count(each.count),
+                text::one_way_time(each.p50_ns),
+                text::one_way_time(each.p99_ns)
             ));
         }
     }

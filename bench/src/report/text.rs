@@ -185,6 +185,23 @@ pub(super) fn clock(summary: &Summary) -> String {
     )
 }
 
+/// What the table of one-way times is called: they are never shown without their bound.
+pub(super) fn one_way(summary: &Summary) -> String {
+    let bound = summary.clock.error_ns_max.map_or(
+        "by clocks whose error is not known in every trial".to_owned(),
+        |ns| format!("each \u{b1} {} by the clocks' error", duration(ns)),
+    );
+    format!("One way, from where it leaves one host to where the other has all of it, {bound}")
+}
+
+/// A one-way time: a length, but for the clocks' error.
+pub(super) fn one_way_time(ns: i64) -> String {
+    match u64::try_from(ns) {
+        Ok(ns) => duration(ns),
+        Err(_) => difference(ns),
+    }
+}
+
 /// One end in a line.
 pub(super) fn host(host: &HostSummary) -> String {
     let cpus: Vec<String> = host.cpus.iter().map(u32::to_string).collect();
