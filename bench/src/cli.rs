@@ -43,6 +43,18 @@ pub enum Verb {
         /// The inventory.
         hosts: PathBuf,
     },
+    /// Have the program built on an inventory's hosts, one of each architecture, and bring it here.
+    #[command(hide = true)]
+    BuildThere {
+        /// The inventory.
+        hosts: PathBuf,
+        /// The sources, as a tar archive.
+        #[arg(long)]
+        sources: PathBuf,
+        /// Where target/deploy with the programs is to be.
+        #[arg(long)]
+        home: PathBuf,
+    },
     /// Say what the requests that were under way while a machine was stopped are laid to, as JSON lines or as a table.
     #[command(hide = true)]
     Stops(AnalyzeArgs),

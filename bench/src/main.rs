@@ -45,6 +45,9 @@ fn main() -> ExitCode {
         Verb::Doctor(args) => examine(&args),
         Verb::Machines { hosts } => ends::machines(&hosts)
             .and_then(|machines| print(&format!("{}\n", machines.join("\n"))).map(|()| ExitCode::SUCCESS)),
+        Verb::BuildThere { hosts, sources, home } => interruptible()
+            .and_then(|interrupted| ends::build_there(&hosts, &sources, &home, &interrupted))
+            .map(|()| ExitCode::SUCCESS),
         Verb::Stops(args) => tell_of_stops(&args),
         Verb::Agent => agent::run().map(|()| ExitCode::SUCCESS),
     };

@@ -323,6 +323,21 @@ fn a_run_between_two_hosts_is_complete_and_leaves_them_as_they_were() {
     assert_eq!(clock["shared_kernel"], false);
     let (offset_ns, bound_ns) = (clock["offset_ns"].as_i64(), clock["error_ns_max"].as_u64());
     assert!(offset_ns.unwrap().unsigned_abs() <= bound_ns.unwrap(), "{clock}");
+    for arm in summary["arms"].as_object().unwrap().values() {
+        let one_way = arm["one_way"].as_array().unwrap();
+        let names: Vec<_> = one_way
+            .iter()
+            .map(|each| each["what"].as_str().unwrap())
+            .collect();
+        assert_eq!(names[..3], ["SYN", "SYN-ACK", "client flight 1"]);
+        for each in one_way {
+            let p50_ns = each["p50_ns"].as_i64().unwrap();
+            assert!(
+                p50_ns >= -bound_ns.unwrap().cast_signed(),
+                "before it left: {each}"
+            );
+        }
+    }
     let outliers = fs::read_to_string(folder.join("outliers.jsonl")).unwrap();
     assert!(!outliers.is_empty());
     for line in outliers.lines() {
@@ -449,6 +464,79 @@ fn a_program_that_does_not_run_there_and_a_full_disk_end_the_set_up() {
         assert_refused(&full, &["server", word]);
         world.assert_nothing_left();
     }
+}
+
+/// A project whose `cargo xtask deploy` does what `main` says.
+fn pack_project(folder: &Path, main: &str) -> PathBuf {
+    let project = folder.join("project");
+    for (file, text) in [
+        (
+            "Cargo.toml",
+            "[package]\nname = \"there\"\nedition = \"2024\"\n[workspace]\n",
+        ),
+        (".cargo/config.toml", "[alias]\nxtask = \"run --quiet --\"\n"),
+        ("src/main.rs", main),
+    ] {
+        let file = project.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+    let packed = folder.join("sources.tar");
+    let mut tar = Command::new("tar");
+    tar.arg("-C").arg(project).arg("-cf").arg(&packed).arg(".");
+    assert!(tar.status().unwrap().success());
+    packed
+}
+
+#[test]
+fn what_a_host_builds_comes_home_and_nothing_of_it_stays_there() {
+    let Some(_alone) = privileged("what_a_host_builds_comes_home_and_nothing_of_it_stays_there") else {
+        return;
+    };
+    let world = World::new();
+    let home = tempfile::tempdir().unwrap();
+    let build = |main: &str| {
+        let packed = pack_project(world.folder.path(), main);
+        let mut command = world.command(&["build-there"]);
+        command.arg(world.inventory()).arg("--sources").arg(packed);
+        command.arg("--home").arg(home.path());
+        command
+    };
+    let output = world.pqtail(build(
+        "fn main() {
+            let asked: Vec<String> = std::env::args().skip(1).collect();
+            std::fs::create_dir_all(\"target/deploy\").unwrap();
+            std::fs::write(format!(\"target/deploy/pqtail-{}\", asked[1]), asked.join(\" \")).unwrap();
+        }",
+    ));
+    assert!(output.status.success(), "{}", said(&output));
+    let program = format!("target/deploy/pqtail-{}", std::env::consts::ARCH);
+    let built = fs::read_to_string(home.path().join(program)).unwrap();
+    assert_eq!(built, format!("deploy {}", std::env::consts::ARCH));
+    world.assert_nothing_left();
+
+    let output = world.pqtail(build("fn main() { compile_error!(\"no such luck\") }"));
+    assert_refused(&output, &["no such luck", "build on the client"]);
+    world.assert_nothing_left();
+
+    let mut endless =
+        build("fn main() { std::fs::write(\"begun\", []).unwrap(); loop { std::thread::park(); } }");
+    endless.stderr(Stdio::piped());
+    let running = world.controller.run(move || endless.spawn().unwrap());
+    wait_until("the build has begun", || {
+        world
+            .lodgings()
+            .iter()
+            .any(|lodging| lodging.join("begun").exists())
+    });
+    kill(Pid::from_raw(running.id().cast_signed()), Signal::SIGINT).unwrap();
+    assert_refused(&running.wait_with_output().unwrap(), &["interrupted"]);
+    world.assert_nothing_left();
+    wait_until("what it began has ended", || {
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let mut lines = processes.map(|entry| fs::read(entry.path().join("cmdline")).unwrap_or_default());
+        !lines.any(|line| line.starts_with(b"target/debug/there"))
+    });
 }
 
 #[test]

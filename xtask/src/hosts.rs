@@ -3,12 +3,15 @@
 
 use std::{ffi::OsString, path::PathBuf, process::Command};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 
 use crate::{PassedOn, build, cross, cross::Architecture, nginx, output, pqtail, root};
 
 /// Our own flag: on this machine, whatever is up.
 const HERE: &str = "--here";
+
+/// Our own flag: the hosts build the program themselves, and this machine needs no compiler for them.
+const BUILD_ON_HOST: &str = "--build-on-host";
 
 /// Builds what the run needs, and becomes `pqtail run`.
 ///
@@ -16,9 +19,9 @@ const HERE: &str = "--here";
 /// When a build fails, or a host cannot be asked for its architecture.
 pub(crate) fn run(mut passed_on: PassedOn) -> anyhow::Result<()> {
     let made = root().join("infra/state/hosts.toml");
-    let here = passed_on.arguments.iter().position(|argument| argument == HERE);
-    if let Some(here) = here {
-        passed_on.arguments.remove(here);
+    let build_on_host = taken(&mut passed_on.arguments, BUILD_ON_HOST);
+    if taken(&mut passed_on.arguments, HERE) {
+        // As if nothing were up.
     } else if value(&passed_on.arguments, "--hosts").is_none() && made.exists() {
         eprintln!(
             "xtask: between the hosts of {}, since they are up; {HERE} runs on this machine",
@@ -27,11 +30,19 @@ pub(crate) fn run(mut passed_on: PassedOn) -> anyhow::Result<()> {
         passed_on.arguments.push("--hosts".into());
         passed_on.arguments.push(made.into());
     }
+    ensure!(
+        !build_on_host || value(&passed_on.arguments, "--hosts").is_some(),
+        "{BUILD_ON_HOST} is for a run with --hosts"
+    );
     nginx::provide_if_wanted(&mut passed_on.arguments)?;
     if value(&passed_on.arguments, "--binaries").is_none()
         && let Some(inventory) = value(&passed_on.arguments, "--hosts")
     {
-        let binaries = binaries(&inventory)?;
+        let binaries = if build_on_host {
+            built_there(&inventory)?
+        } else {
+            binaries(&inventory)?
+        };
         passed_on.arguments.push("--binaries".into());
         passed_on.arguments.push(binaries.into());
     }
@@ -55,6 +66,32 @@ fn binaries(inventory: &OsString) -> anyhow::Result<PathBuf> {
         }
     }
     cross::binaries(&architectures, cross::Profile::Release).context("build for the hosts")
+}
+
+/// The same, built by the hosts from this checkout's files: those that git knows, and those that it does not ignore.
+fn built_there(inventory: &OsString) -> anyhow::Result<PathBuf> {
+    let sources = root().join("target/sources.tar");
+    let mut pack = Command::new("sh");
+    pack.current_dir(root()).arg("-c").arg(
+        "set -e; git ls-files -z --cached --others --exclude-standard >target/sources; \
+         tar --null --ignore-failed-read -T target/sources -cf target/sources.tar 2>/dev/null",
+    );
+    crate::run("pack the sources (needs git and tar, and a checkout)", &mut pack)?;
+    let mut there = Command::new(build()?);
+    there
+        .arg("build-there")
+        .arg(inventory)
+        .arg("--sources")
+        .arg(sources);
+    crate::run("build on the hosts", there.arg("--home").arg(root()))?;
+    Ok(root().join("target/deploy"))
+}
+
+/// Whether a flag was among the arguments; it is not any more.
+fn taken(arguments: &mut Vec<OsString>, flag: &str) -> bool {
+    let before = arguments.len();
+    arguments.retain(|argument| argument != flag);
+    arguments.len() < before
 }
 
 /// The value of a flag among arguments, as `--flag value` or `--flag=value`.

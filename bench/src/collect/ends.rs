@@ -4,6 +4,7 @@ use std::{
     fs,
     net::IpAddr,
     path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
     sync::mpsc::{self, Receiver, Sender},
 };
 
@@ -159,15 +160,7 @@ impl Ends {
             options.faults.is_none(),
             "--faults is for runs on one machine: the file is shared memory"
         );
-        let name = format!("/var/tmp/pqtail-{:016x}", rand::random::<u64>());
-        let lodging = |reach| Lodging {
-            reach,
-            folder: PathBuf::from(&name),
-        };
-        let lodgings = Lodgings {
-            client: lodging(inventory.client.clone()),
-            server: lodging(inventory.server.clone()),
-        };
+        let lodgings = Lodgings::of(inventory.clone(), &new_lodging());
         let hosts = Hosts::connect(&lodgings)?;
         // From here on there is something to come back for.
         lodgings.write(folder)?;
@@ -227,6 +220,17 @@ impl Ends {
 }
 
 impl Lodgings {
+    fn of(inventory: Inventory, folder: &Path) -> Self {
+        let lodging = |reach| Lodging {
+            reach,
+            folder: folder.to_owned(),
+        };
+        Self {
+            client: lodging(inventory.client),
+            server: lodging(inventory.server),
+        }
+    }
+
     fn read(results: &Path) -> anyhow::Result<Self> {
         let path = results.join(LODGINGS);
         let json = fs::read(&path).with_context(|| {
@@ -259,16 +263,37 @@ impl Lodgings {
 /// How the folders of runs on hosts begin; 16 hexadecimal digits follow.
 const LODGING_PREFIX: &str = "/var/tmp/pqtail-";
 
+fn new_lodging() -> PathBuf {
+    PathBuf::from(format!("{LODGING_PREFIX}{:016x}", rand::random::<u64>()))
+}
+
 fn is_ours(folder: &Path) -> bool {
     let rest = folder.to_str().and_then(|path| path.strip_prefix(LODGING_PREFIX));
     rest.is_some_and(|rest| rest.len() == 16 && rest.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
+/// How the folders of connections' sockets begin; the process that made it follows.
+const SOCKETS_PREFIX: &str = "pqtail-ssh-";
+
+/// Removes what processes left that were killed before they could.
+fn sweep_sockets() {
+    for entry in fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let maker = name.to_str().and_then(|name| name.strip_prefix(SOCKETS_PREFIX));
+        let maker = maker.and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if maker.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            // Somebody else's stays, and that is right.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 impl Hosts {
     fn connect(lodgings: &Lodgings) -> anyhow::Result<Self> {
+        sweep_sockets();
         // A socket's path has at most 107 bytes, so it is not the results folder.
         let sockets = tempfile::Builder::new()
-            .prefix("pqtail-")
+            .prefix(&format!("{SOCKETS_PREFIX}{}-", std::process::id()))
             .tempdir()
             .context("make a folder for the connections' sockets")?;
         Ok(Self {
@@ -418,17 +443,41 @@ pub fn fetch(results: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// When a host cannot be reached.
 pub fn machines(inventory: &Path) -> anyhow::Result<[String; 2]> {
-    let inventory = Inventory::read(inventory)?;
     // Nothing is put there.
-    let lodging = |reach| Lodging {
-        reach,
-        folder: PathBuf::new(),
-    };
-    let hosts = Hosts::connect(&Lodgings {
-        client: lodging(inventory.client),
-        server: lodging(inventory.server),
-    })?;
+    let hosts = Hosts::connect(&Lodgings::of(Inventory::read(inventory)?, Path::new("")))?;
     Ok([hosts.client.machine()?, hosts.server.machine()?])
+}
+
+/// Has the program built on a host of each architecture among an inventory's, from packed sources, and puts what that made into
+/// `home`: `target/deploy/pqtail-ARCHITECTURE` and its checksum.
+///
+/// # Errors
+/// When a host cannot be reached, or cannot build it. Nothing is left there in any case.
+pub fn build_there(
+    inventory: &Path,
+    sources: &Path,
+    home: &Path,
+    interrupted: &AtomicBool,
+) -> anyhow::Result<()> {
+    let folder = new_lodging();
+    let hosts = Hosts::connect(&Lodgings::of(Inventory::read(inventory)?, &folder))?;
+    let mut built: Option<String> = None;
+    for session in [&hosts.client, &hosts.server] {
+        let machine = session.machine()?;
+        if built.as_ref() == Some(&machine) {
+            continue;
+        }
+        eprintln!(
+            "pqtail: building on the {} (the first time takes minutes)",
+            session.name()
+        );
+        let program = PathBuf::from(format!("target/deploy/pqtail-{machine}"));
+        let outcome = session.build(sources, &program, home, interrupted);
+        let cleared = session.leave();
+        outcome.and(cleared)?;
+        built = Some(machine);
+    }
+    Ok(())
 }
 
 fn start(session: &Session, name: &'static str, tell: &Sender<String>) -> anyhow::Result<(Agent, Met)> {

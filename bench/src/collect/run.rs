@@ -24,7 +24,7 @@ use crate::{
     plan::{Arm, Plan, Trial},
     record::{
         SCHEMA,
-        manifest::{CpuTicks, Host, Manifest, ProbeStatus, Status, TrialRecord, recording},
+        manifest::{Absent, CpuTicks, Host, Manifest, ProbeStatus, Status, TrialRecord, recording},
     },
 };
 
@@ -564,10 +564,12 @@ fn tell_of_probes(options: &RunOptions, manifest: &Manifest) {
         ];
     }
     for (place, probes) in lists {
-        for missing in probes.iter().filter(|probe| !probe.attached) {
+        for absent in Absent::among(probes) {
             eprintln!(
                 "pqtail: no {}{place}: {} ({})",
-                missing.name, missing.consequence, missing.reason
+                absent.names.join(", "),
+                absent.consequence,
+                absent.reason
             );
         }
     }

@@ -8,6 +8,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -224,6 +225,59 @@ impl Session {
             crate::VERSION
         );
         Ok(())
+    }
+
+    /// Has the program built there from packed sources, and brings `file` of what that made home. What it says while it builds is
+    /// shown as it comes.
+    ///
+    /// # Errors
+    /// When there is no cargo there, the build fails, or `interrupted` becomes true meanwhile; what it began has then ended.
+    pub fn build(
+        &self,
+        sources: &Path,
+        file: &Path,
+        home: &Path,
+        interrupted: &AtomicBool,
+    ) -> anyhow::Result<()> {
+        let folder = self.folder().display();
+        let packed = File::open(sources).with_context(|| format!("open {}", sources.display()))?;
+        let unpack = format!("umask 077 && mkdir {folder} && tar -x -f - -C {folder}");
+        self.run("copy the sources", &unpack, packed)?;
+        // Where rustup puts it is not on the path of a shell that nobody logged in to.
+        let path = "PATH=\"$HOME/.cargo/bin:$PATH\"";
+        self.run("find cargo", &format!("{path} cargo --version"), Stdio::null())
+            .with_context(|| {
+                format!(
+                    "to build on the {}, install Rust (https://rustup.rs) and a C compiler there; without --build-on-host \
+                     this machine builds for it",
+                    self.name
+                )
+            })?;
+        let build = format!(
+            "cd {folder} && echo $$ > building && export {path} && exec cargo xtask deploy $(uname -m)"
+        );
+        let mut command = self.command(&build);
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("start ssh")?;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if interrupted.load(Ordering::Relaxed) {
+                // sshd gave the shell, and with it all that it started, a process group.
+                let end = format!("kill -TERM -$(cat {folder}/building)");
+                let ended = self.run("end the build", &end, Stdio::null());
+                child.wait()?;
+                ended?;
+                bail!("interrupted");
+            }
+            thread::sleep(POLL);
+        };
+        ensure!(status.success(), "build on the {}: {status}", self.name);
+        self.fetch(file, home, &mut || {})
     }
 
     /// The command that starts an agent there; it has stdin and stdout for itself.

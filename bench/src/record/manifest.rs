@@ -130,6 +130,39 @@ pub struct ProbeStatus {
     pub consequence: String,
 }
 
+/// Probes that are not attached and whose absence costs the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absent<'a> {
+    /// Their names, in the order of the probes.
+    pub names: Vec<&'a str>,
+    /// Why the first of them is not.
+    pub reason: &'a str,
+    /// What the attribution cannot see without them.
+    pub consequence: &'a str,
+}
+
+impl<'a> Absent<'a> {
+    /// Those among the probes, in their order.
+    #[must_use]
+    pub fn among(probes: &'a [ProbeStatus]) -> Vec<Self> {
+        let mut absent: Vec<Self> = Vec::new();
+        for probe in probes.iter().filter(|probe| !probe.attached) {
+            match absent
+                .iter_mut()
+                .find(|each| each.consequence == probe.consequence)
+            {
+                Some(known) => known.names.push(&probe.name),
+                None => absent.push(Self {
+                    names: vec![&probe.name],
+                    reason: &probe.reason,
+                    consequence: &probe.consequence,
+                }),
+            }
+        }
+        absent
+    }
+}
+
 /// One trial that ran.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TrialRecord {

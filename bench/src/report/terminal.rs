@@ -6,7 +6,10 @@ use super::{
     summary::{BudgetRow, Outlier, Summary, SwimLanes},
     text::{self, STATISTICS, Unit},
 };
-use crate::attribute::ledger::{Ledger, Line};
+use crate::{
+    attribute::ledger::{Ledger, Line},
+    record::manifest::Absent,
+};
 
 /// No line is wider, in characters.
 pub const WIDTH: usize = 110;
@@ -527,10 +530,15 @@ fn gaps(page: &mut Page, summary: &Summary) {
         ));
     }
     for (host, probes) in &summary.probes {
-        for probe in probes.iter().filter(|probe| !probe.attached) {
+        for absent in Absent::among(probes) {
             rows.push((
-                format!("  {host}: no {}: ", probe.name),
-                format!("{} ({})", probe.consequence, probe.reason),
+                format!("  {host}: "),
+                format!(
+                    "no {}: {} ({})",
+                    absent.names.join(", "),
+                    absent.consequence,
+                    absent.reason
+                ),
             ));
         }
     }

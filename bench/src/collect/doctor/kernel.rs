@@ -3,7 +3,7 @@
 use super::{Finding, Root};
 use crate::{
     collect::probes::{self, HEARTBEAT_NS_DEFAULT, ProbeSettings, Probes},
-    record::manifest::ProbeStatus,
+    record::manifest::{Absent, ProbeStatus},
 };
 
 /// The oldest kernel that the eBPF object is tried on.
@@ -138,22 +138,23 @@ fn lockdown(mode: Option<&str>) -> Finding {
     }
 }
 
-/// One finding for all that attached, and one for each that did not.
+/// One finding for all that attached, and one for those that did not and cost the same.
 fn of_probes(status: &[ProbeStatus]) -> Vec<Finding> {
     let attached = status.iter().filter(|each| each.attached).count();
     let found = format!("{attached} of {} attach", status.len());
     let mut findings = vec![Finding::ok("probes", found)];
-    for each in status.iter().filter(|each| !each.attached) {
-        let rule = format!("probe.{}", each.name);
-        let remedy = if ESSENTIAL.contains(&each.name.as_str()) {
-            "run another kernel, or read the affected lines as unexplained"
-        } else {
-            "read the report with this in mind; it is said there too"
+    for absent in Absent::among(status) {
+        let rule = format!("probe.{}", absent.names[0]);
+        let found = match &absent.names[1..] {
+            [] => absent.reason.to_owned(),
+            more => format!("{}; nor {}", absent.reason, more.join(", ")),
         };
-        findings.push(if ESSENTIAL.contains(&each.name.as_str()) {
-            Finding::warn(&rule, &each.reason, &each.consequence, remedy)
+        findings.push(if absent.names.iter().any(|name| ESSENTIAL.contains(name)) {
+            let remedy = "run another kernel, or read the affected lines as unexplained";
+            Finding::warn(&rule, found, absent.consequence, remedy)
         } else {
-            Finding::note(&rule, &each.reason, &each.consequence, remedy)
+            let remedy = "read the report with this in mind; it is said there too";
+            Finding::note(&rule, found, absent.consequence, remedy)
         });
     }
     findings
@@ -213,19 +214,25 @@ mod tests {
     }
 
     #[test]
-    fn each_probe_that_does_not_attach_is_a_finding_with_what_it_costs() {
+    fn what_does_not_attach_is_a_finding_with_what_it_costs() {
         let status = |name: &str, reason: &str| ProbeStatus {
             name: name.to_owned(),
             attached: reason.is_empty(),
             reason: reason.to_owned(),
-            consequence: "it costs".to_owned(),
+            consequence: if name.ends_with("switch") {
+                "it all"
+            } else {
+                "it costs"
+            }
+            .to_owned(),
         };
         let findings = of_probes(&[
             status("kfree_skb", ""),
             status("sched_switch", "the kernel refuses"),
             status("local_timer_entry", "this kernel has none"),
+            status("local_timer_exit", "nor this one"),
         ]);
-        assert_eq!(findings[0], Finding::ok("probes", "1 of 3 attach"));
+        assert_eq!(findings[0], Finding::ok("probes", "1 of 4 attach"));
         assert_eq!(
             (findings[1].rule.as_str(), findings[1].level),
             ("probe.sched_switch", Level::Warn)
@@ -235,6 +242,7 @@ mod tests {
             ("probe.local_timer_entry", Level::Note)
         );
         assert_eq!(findings[2].consequence, "it costs");
+        assert_eq!(findings[2].found, "this kernel has none; nor local_timer_exit");
         assert_eq!(findings.len(), 3);
     }
 }
