@@ -3,7 +3,10 @@
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
-    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -19,7 +22,7 @@ use super::{
 const END_MAX: Duration = Duration::from_secs(2);
 const END_POLL: Duration = Duration::from_millis(20);
 
-/// How often an agent hears of a controller that has nothing to say, while that waits.
+/// How often an agent on another host hears of a controller that has nothing to say.
 const PING_EVERY: Duration = Duration::from_secs(5);
 
 /// A child that plays one role, here or through a connection to another host. It dies with this value, whatever happens.
@@ -28,8 +31,38 @@ pub(super) struct Agent {
     /// The host, if it is another.
     host: Option<&'static str>,
     child: Child,
-    orders: Option<ChildStdin>,
+    orders: Orders,
     answers: Receiver<anyhow::Result<Answer>>,
+    /// Ends the pings when it goes.
+    _alive: Sender<()>,
+}
+
+/// Where orders go, until nothing more does; pings go there too.
+#[derive(Clone)]
+struct Orders(Arc<Mutex<Option<ChildStdin>>>);
+
+impl Orders {
+    fn pipe(&self) -> MutexGuard<'_, Option<ChildStdin>> {
+        // Whoever panicked in between may have left half a line, which the agent then names.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, order: &Order) -> anyhow::Result<()> {
+        let mut line = serde_json::to_vec(order)?;
+        line.push(b'\n');
+        let mut pipe = self.pipe();
+        let pipe = pipe.as_mut().context("an agent's stdin")?;
+        Ok(pipe.write_all(&line).and_then(|()| pipe.flush())?)
+    }
+
+    /// Tells an agent that its controller lives, whatever that is busy with: another agent may take minutes over its set-up.
+    fn ping(&self, ended: &Receiver<()>) {
+        while ended.recv_timeout(PING_EVERY) == Err(RecvTimeoutError::Timeout) {
+            if self.send(&Order::Ping).is_err() {
+                return;
+            }
+        }
+    }
 }
 
 impl Agent {
@@ -67,38 +100,33 @@ impl Agent {
         mut child: Child,
         notices: Sender<String>,
     ) -> anyhow::Result<Self> {
-        let orders = child.stdin.take();
+        let orders = Orders(Arc::new(Mutex::new(child.stdin.take())));
         let said = child.stdout.take().context("an agent's stdout")?;
         let (heard, answers) = mpsc::channel();
         thread::spawn(move || hear(said, &heard, &notices));
+        let (alive, ended) = mpsc::channel();
+        if host.is_some() {
+            let orders = orders.clone();
+            thread::spawn(move || orders.ping(&ended));
+        }
         Ok(Self {
             name,
             host,
             child,
             orders,
             answers,
+            _alive: alive,
         })
     }
 
     pub(super) fn order(&mut self, order: &Order) -> anyhow::Result<()> {
-        let mut line = serde_json::to_vec(order)?;
-        line.push(b'\n');
-        let orders = self.orders.as_mut().context("an agent's stdin")?;
-        let sent = orders.write_all(&line).and_then(|()| orders.flush());
-        sent.map_err(|error| anyhow!(error)).with_context(|| self.death())
+        self.orders.send(order).with_context(|| self.death())
     }
 
     pub(super) fn answer(&mut self) -> anyhow::Result<Answer> {
-        loop {
-            match self.answers.recv_timeout(PING_EVERY) {
-                Ok(answer) => return self.understood(answer),
-                Err(RecvTimeoutError::Disconnected) => bail!(self.death()),
-                Err(RecvTimeoutError::Timeout) => self.ping()?,
-            }
-        }
-    }
-
-    fn understood(&self, answer: anyhow::Result<Answer>) -> anyhow::Result<Answer> {
+        let Ok(answer) = self.answers.recv() else {
+            bail!(self.death());
+        };
         match answer.with_context(|| format!("hear the {self}"))? {
             Answer::Failed(reason) => bail!("{self}: {reason}"),
             answer => Ok(answer),
@@ -108,11 +136,6 @@ impl Agent {
     pub(super) fn ask(&mut self, order: &Order) -> anyhow::Result<Answer> {
         self.order(order)?;
         self.answer()
-    }
-
-    /// Tells an agent that its controller lives.
-    pub(super) fn ping(&mut self) -> anyhow::Result<()> {
-        self.order(&Order::Ping)
     }
 
     /// What became of it, if it has ended.
@@ -178,7 +201,7 @@ impl std::fmt::Display for Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         // The end of its orders lets it finish its recording; only one that does not end is killed.
-        drop(self.orders.take());
+        drop(self.orders.pipe().take());
         let deadline = Instant::now() + END_MAX;
         while Instant::now() < deadline {
             match self.child.try_wait() {
@@ -204,5 +227,21 @@ fn hear(said: ChildStdout, answers: &Sender<anyhow::Result<Answer>>, notices: &S
         if !is_heard {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_elsewhere_hears_of_a_controller_that_is_busy_with_another() {
+        let notice = serde_json::to_string(&Answer::Notice("heard".to_owned())).unwrap();
+        let mut listener = Command::new("sh");
+        listener.arg("-c").arg(format!("read -r word && echo '{notice}'"));
+        let (tell, notices) = mpsc::channel();
+        let agent = Agent::start_by(&mut listener, "listener", "host", tell).unwrap();
+        assert_eq!(notices.recv().unwrap(), "heard");
+        drop(agent);
     }
 }

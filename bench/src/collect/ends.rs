@@ -176,29 +176,17 @@ impl Ends {
         }
     }
 
-    /// Whoever is not busy with answering must still hear that the controller lives.
-    pub(super) fn ping(&mut self) {
-        // An agent that is gone is found out by the next that is asked of it.
-        let _ = self.load.ping();
-        let _ = self.server.ping();
-        for recorder in &mut self.recorders {
-            let _ = recorder.agent.ping();
-        }
-    }
-
     /// Brings recordings home, by their paths within the run's folder, if they are not at home anyway.
     pub(super) fn fetch(
-        &mut self,
+        &self,
         from_client: &[PathBuf],
         from_server: &[PathBuf],
         home: &Path,
     ) -> anyhow::Result<()> {
-        let Some(hosts) = self.hosts.take() else {
-            return Ok(());
-        };
-        let fetched = hosts.fetch(from_client, from_server, home, &mut || self.ping());
-        self.hosts = Some(hosts);
-        fetched
+        match &self.hosts {
+            Some(hosts) => hosts.fetch(from_client, from_server, home),
+            None => Ok(()),
+        }
     }
 
     /// Ends all agents, brings home what is still elsewhere, and leaves the hosts as they were found.
@@ -312,7 +300,7 @@ impl Hosts {
             session.deploy(&program(session, options)?)?;
         }
         let (tell, notices) = mpsc::channel();
-        let (mut server, at_server) = start(&self.server, "server", &tell)?;
+        let (server, at_server) = start(&self.server, "server", &tell)?;
         let (load, at_client) = start(&self.client, "load generator", &tell)?;
         let (client_cpus, client_drain) = place_end(
             "--client-cpus",
@@ -362,7 +350,6 @@ impl Hosts {
                 });
             }
         }
-        server.ping()?;
         Ok(Ends {
             load,
             server,
@@ -374,16 +361,10 @@ impl Hosts {
         })
     }
 
-    fn fetch(
-        &self,
-        from_client: &[PathBuf],
-        from_server: &[PathBuf],
-        home: &Path,
-        meanwhile: &mut dyn FnMut(),
-    ) -> anyhow::Result<()> {
+    fn fetch(&self, from_client: &[PathBuf], from_server: &[PathBuf], home: &Path) -> anyhow::Result<()> {
         for (session, files) in [(&self.client, from_client), (&self.server, from_server)] {
             for file in files {
-                session.fetch(file, home, meanwhile)?;
+                session.fetch(file, home)?;
             }
         }
         Ok(())
@@ -413,7 +394,7 @@ impl Hosts {
 fn clear_host(session: &Session, home: &Path) -> anyhow::Result<()> {
     session.await_agents()?;
     for file in session.left()? {
-        session.fetch(&file, home, &mut || ())?;
+        session.fetch(&file, home)?;
     }
     session.leave()
 }

@@ -354,7 +354,6 @@ impl Run {
                         self.ends.load.order(&Order::Stop)?;
                         bail!("mid-trial: {fate}");
                     }
-                    self.ends.ping();
                     if !stopped && self.reason_to_stop(interrupted).is_some() {
                         self.ends.load.order(&Order::Stop)?;
                         stopped = true;

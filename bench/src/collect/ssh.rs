@@ -277,7 +277,7 @@ impl Session {
             thread::sleep(POLL);
         };
         ensure!(status.success(), "build on the {}: {status}", self.name);
-        self.fetch(file, home, &mut || {})
+        self.fetch(file, home)
     }
 
     /// The command that starts an agent there; it has stdin and stdout for itself.
@@ -287,11 +287,11 @@ impl Session {
         self.command(&self.as_root(&format!("{} agent", program.display())))
     }
 
-    /// Brings a file of the run's folder home, checks it, and removes it there. `meanwhile` is called now and then.
+    /// Brings a file of the run's folder home, checks it, and removes it there.
     ///
     /// # Errors
     /// When the connection is gone, the disk here takes no more, or the file did not arrive whole; then it is still there.
-    pub fn fetch(&self, file: &Path, home: &Path, meanwhile: &mut dyn FnMut()) -> anyhow::Result<()> {
+    pub fn fetch(&self, file: &Path, home: &Path) -> anyhow::Result<()> {
         let there = self.folder().join(file);
         let there = there.display();
         let here = home.join(file);
@@ -303,14 +303,7 @@ impl Session {
         let what = format!("fetch {there}");
         let mut command = self.command(&self.as_root(&format!("cat {there}")));
         command.stdin(Stdio::null()).stdout(into).stderr(Stdio::null());
-        let mut child = command.spawn().context("start ssh")?;
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            meanwhile();
-            thread::sleep(POLL);
-        };
+        let status = command.status().context("start ssh")?;
         let outcome = (|| {
             ensure!(status.success(), "{what} from the {}: {status}", self.name);
             let sum = self.text(&what, &self.as_root(&format!("sha256sum {there}")))?;
