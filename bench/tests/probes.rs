@@ -778,8 +778,14 @@ fn cpus_that_are_not_recorded_leave_no_trace() {
         }
     });
     assert!(!trial.records.is_empty());
-    for raw in &trial.records {
-        assert_eq!(u32::from(head(raw).cpu), cpus[1], "{}", kind_name(head(raw).kind));
+    // A thread may run here under a name that it was given elsewhere.
+    let traces = trial
+        .records
+        .iter()
+        .map(head)
+        .filter(|head| head.kind != kind::RENAME);
+    for head in traces {
+        assert_eq!(u32::from(head.cpu), cpus[1], "{}", kind_name(head.kind));
     }
 }
 
