@@ -84,7 +84,7 @@ pub struct RunArgs {
     /// Spread of the intended starts.
     #[arg(long, value_enum, default_value_t = Arrivals::Poisson)]
     pub arrivals: Arrivals,
-    /// Seed of trial order, arrivals and bootstrap; drawn anew and recorded if absent.
+    /// Seed of trial order and arrivals; drawn anew and recorded if absent.
     #[arg(long)]
     pub seed: Option<u64>,
     /// A request that takes longer is a failure.

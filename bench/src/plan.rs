@@ -102,7 +102,7 @@ pub struct Plan {
     pub warmup_ns: u64,
     /// Spread of the intended starts.
     pub arrivals: Arrivals,
-    /// Seed of trial order, arrivals and bootstrap.
+    /// Seed of trial order and arrivals.
     pub seed: u64,
     /// A request that is not done this long after its start is a failure, ns.
     pub timeout_ns: u64,

@@ -1,6 +1,6 @@
 //! Statistics of the tail: exact, from all samples, with trials as the unit of repetition.
 
-use rand::{RngExt as _, SeedableRng as _, rngs::Xoshiro256PlusPlus};
+pub mod interval;
 
 use crate::report::summary::Percentiles;
 
@@ -43,29 +43,6 @@ pub fn percentiles(ascending: &[u64]) -> Percentiles {
     }
 }
 
-/// Resamples behind an interval: enough that its ends move by far less than its width.
-const RESAMPLES: usize = 4_000;
-
-/// 95 % percentile-bootstrap interval of the mean of the values, which are one figure per block of trials; `None` with fewer
-/// than two.
-#[must_use]
-pub fn bootstrap_interval(values: &[i64], seed: u64) -> Option<(i64, i64)> {
-    if values.len() < 2 {
-        return None;
-    }
-    let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
-    let mut means: Vec<i64> = (0..RESAMPLES)
-        .map(|_| {
-            let sum: i128 = (0..values.len())
-                .map(|_| i128::from(values[random.random_range(0..values.len())]))
-                .sum();
-            (sum / values.len() as i128) as i64
-        })
-        .collect();
-    means.sort_unstable();
-    Some((means[RESAMPLES / 40], means[RESAMPLES - RESAMPLES / 40 - 1]))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -79,12 +56,6 @@ mod tests {
         assert_eq!(quantile(&samples, 0.99), 990);
         assert_eq!(quantile(&samples, 0.999), 999);
         assert_eq!(quantile(&[7], 0.999), 7);
-    }
-
-    #[test]
-    fn one_block_has_no_interval() {
-        assert_eq!(bootstrap_interval(&[5], 1), None);
-        assert_eq!(bootstrap_interval(&[5, 5, 5], 1), Some((5, 5)));
     }
 
     proptest! {

@@ -52,8 +52,8 @@ const CLOCK_ERROR_SHARE_MAX: f64 = 0.1;
 const STEAL_SHARE_MAX: f64 = 0.01;
 const UNEXPLAINED_MEDIAN_MAX: f64 = 0.05;
 
-/// With fewer blocks the percentile bootstrap cannot reach its level: of three values it can at best be their range, which
-/// misses the median of their distribution once in four.
+/// Of fewer blocks the spread is hardly known: with three, Student's t makes the interval 4.3 standard errors wide on each side, with
+/// five 2.8, with very many 2.0.
 const BLOCKS_MIN: u32 = 5;
 
 /// Samples that must lie beyond p99.9 for it to be quoted.
@@ -202,7 +202,7 @@ pub fn judge(facts: &Facts) -> Vec<Verdict> {
             "trials",
             facts.blocks >= BLOCKS_MIN,
             format!("{} per arm", facts.blocks),
-            "Trials are the independent unit. Over fewer than 5 per arm a 95 % interval is narrower than its name says. Raise \
+            "Trials are the independent unit. Of fewer than 5 per arm the spread is a guess, and the intervals are wide. Raise \
              --trials.",
         );
     }

@@ -20,7 +20,7 @@ use crate::{
         ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, HostSummary, LossSummary, OneWay,
         Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary, Summary, SwimLanes, TrialSummary,
     },
-    statistics::{bootstrap_interval, percentiles, quantile, rank},
+    statistics::{interval::Estimate, percentiles, quantile, rank},
     verdict::{Facts, judge},
 };
 
@@ -85,7 +85,7 @@ pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analy
     let rest = &plan.arms[1..];
     let differences: Vec<Difference> = rest
         .iter()
-        .flat_map(|&arm| differences(arm, first, &pools, plan.seed))
+        .flat_map(|&arm| differences(arm, first, &pools))
         .collect();
     let decomposition = rest
         .iter()
@@ -296,7 +296,7 @@ fn curve(ascending: &[u64]) -> Vec<(f64, u64)> {
 
 /// Differences block by block: a block holds one trial of each arm, run close together, so drift of the machine cancels. The
 /// difference is their mean.
-fn differences(arm: Arm, first: Arm, pools: &BTreeMap<Arm, Pool>, seed: u64) -> Vec<Difference> {
+fn differences(arm: Arm, first: Arm, pools: &BTreeMap<Arm, Pool>) -> Vec<Difference> {
     let blocks = |arm: Arm| -> BTreeMap<u32, &TrialSummary> {
         pools[&arm]
             .trials
@@ -309,21 +309,24 @@ fn differences(arm: Arm, first: Arm, pools: &BTreeMap<Arm, Pool>, seed: u64) -> 
     STATISTICS
         .iter()
         .filter_map(|(statistic, of)| {
-            let values: Vec<i64> = ours
+            let figures: Vec<f64> = ours
                 .iter()
                 .filter_map(|(block, here)| {
                     let there = theirs.get(block)?;
-                    Some(of(&here.percentiles_ns).cast_signed() - of(&there.percentiles_ns).cast_signed())
+                    Some(of(&here.percentiles_ns) as f64 - of(&there.percentiles_ns) as f64)
                 })
                 .collect();
-            let sum: i128 = values.iter().map(|&ns| i128::from(ns)).sum();
-            let mean = sum.checked_div(values.len() as i128)? as i64;
+            let estimate = Estimate::of(&figures)?;
             Some(Difference {
                 arm: arm.to_string(),
                 baseline: first.to_string(),
                 statistic,
-                difference_ns: mean,
-                interval_ns: bootstrap_interval(&values, seed),
+                difference_ns: estimate.mean.round() as i64,
+                blocks: estimate.blocks,
+                interval_ns: estimate
+                    .interval()
+                    .map(|(low, high)| (low.round() as i64, high.round() as i64)),
+                detectable_ns: estimate.detectable.map(|ns| ns.round() as u64),
             })
         })
         .collect()

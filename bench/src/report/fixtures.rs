@@ -360,7 +360,9 @@ pub(super) fn two_arms() -> Sample {
         baseline: old.clone(),
         statistic,
         difference_ns: ns,
+        blocks: 5,
         interval_ns: Some((ns - half, ns + half)),
+        detectable_ns: Some(half.unsigned_abs() * 13 / 10),
     };
     let decomposition = |statistic, lines: &[(&'static str, i64)]| Decomposition {
         arm: new.clone(),

@@ -229,25 +229,20 @@ fn differences(out: &mut String, summary: &Summary) {
         unit.name
     );
     for difference in &summary.differences {
-        let (interval, remark) = match difference.interval_ns {
-            None => ("\u{2013}".to_owned(), "fewer than two trials per arm"),
-            Some((low_ns, high_ns)) => (
-                format!("[{}, {}]", unit.signed(low_ns), unit.signed(high_ns)),
-                if low_ns <= 0 && high_ns >= 0 {
-                    "includes 0: not shown to differ"
-                } else {
-                    ""
-                },
-            ),
-        };
+        let interval = difference
+            .interval_ns
+            .map_or("\u{2013}".to_owned(), |(low_ns, high_ns)| {
+                format!("[{}, {}]", unit.signed(low_ns), unit.signed(high_ns))
+            });
         put!(
             out,
             "<tr><td class=\"name\">{} \u{2212} {}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{interval}</td>\
-             <td class=\"keep dim\">{remark}</td></tr>",
+             <td class=\"keep dim\">{}</td></tr>",
             escape(&difference.arm),
             escape(&difference.baseline),
             escape(difference.statistic),
-            unit.signed(difference.difference_ns)
+            unit.signed(difference.difference_ns),
+            escape(&text::shown(difference))
         );
     }
     out.push_str("</table></div>");

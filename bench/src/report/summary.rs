@@ -185,8 +185,12 @@ pub struct Difference {
     pub statistic: &'static str,
     /// Difference, ns.
     pub difference_ns: i64,
-    /// 95 % bootstrap interval over trials, ns; `None` with fewer than two trials per arm.
+    /// Blocks of trials that it is made from, each with a trial of both arms.
+    pub blocks: u32,
+    /// 95 % interval over blocks, ns ([`crate::statistics::interval`]); `None` with fewer than two.
     pub interval_ns: Option<(i64, i64)>,
+    /// The smallest true difference, ns, that so many blocks of this spread show in 80 of 100 runs; `None` with fewer than two.
+    pub detectable_ns: Option<u64>,
 }
 
 /// A difference split by cause: mean ledgers of the requests around a quantile, subtracted.

@@ -280,8 +280,8 @@ fn differences(page: &mut Page, summary: &Summary) {
     }
     let unit = Unit::of(summary);
     page.heading(&format!(
-        "Difference, {}, with its 95 % interval over trials",
-        unit.name
+        "Difference, {}, with its 95 % interval over {} blocks of trials",
+        unit.name, summary.differences[0].blocks
     ));
     let mut arm = "";
     for difference in &summary.differences {
@@ -293,21 +293,16 @@ fn differences(page: &mut Page, summary: &Summary) {
                 short(&difference.baseline, 40)
             ));
         }
-        let interval = difference.interval_ns.map_or(
-            "no interval: fewer than two trials per arm".to_owned(),
-            |(low_ns, high_ns)| {
-                let zero = if low_ns <= 0 && high_ns >= 0 {
-                    "   includes 0: not shown to differ"
-                } else {
-                    ""
-                };
-                format!("[{}, {}]{zero}", unit.signed(low_ns), unit.signed(high_ns))
-            },
-        );
+        let interval = difference
+            .interval_ns
+            .map_or("\u{2013}".to_owned(), |(low_ns, high_ns)| {
+                format!("[{}, {}]", unit.signed(low_ns), unit.signed(high_ns))
+            });
         page.line(&format!(
-            "  {:<8}{:>12}   {interval}",
+            "  {:<6}{:>10}  {interval:<22}{}",
             difference.statistic,
-            unit.signed(difference.difference_ns)
+            unit.signed(difference.difference_ns),
+            text::shown(difference)
         ));
     }
 }

@@ -1,6 +1,6 @@
 //! How figures read, the same in the terminal and on the page.
 
-use super::summary::{ArmSummary, HostSummary, Percentiles, Summary};
+use super::summary::{ArmSummary, Difference, HostSummary, Percentiles, Summary};
 use crate::record::manifest::Status;
 
 /// A duration with four significant digits and its unit: `812.4 µs`, `39.10 ms`.
@@ -154,6 +154,26 @@ pub(super) fn status(status: &Status) -> Option<String> {
         Status::Cut { reason } => Some(format!(
             "The run ended early ({reason}): the trials up to then are shown."
         )),
+    }
+}
+
+/// What a difference comes to, in words.
+pub(super) fn shown(difference: &Difference) -> String {
+    let (Some((low_ns, high_ns)), Some(detectable_ns)) = (difference.interval_ns, difference.detectable_ns)
+    else {
+        return "one block has no interval: raise --trials".to_owned();
+    };
+    let most_ns = low_ns.unsigned_abs().max(high_ns.unsigned_abs());
+    if low_ns <= 0 && high_ns >= 0 {
+        format!(
+            "not shown: more than {} is excluded, {} would mostly be seen",
+            duration(most_ns),
+            duration(detectable_ns)
+        )
+    } else {
+        let least_ns = low_ns.unsigned_abs().min(high_ns.unsigned_abs());
+        let direction = if low_ns > 0 { "slower" } else { "faster" };
+        format!("shown: {direction} by {} at least", duration(least_ns))
     }
 }
 
