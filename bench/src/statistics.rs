@@ -1,6 +1,7 @@
 //! Statistics of the tail: exact, from all samples, with trials as the unit of repetition.
 
 pub mod interval;
+pub mod null;
 
 use crate::report::summary::Percentiles;
 

@@ -17,10 +17,15 @@ use crate::{
         stamps::Outcome,
     },
     report::summary::{
-        ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, HostSummary, LossSummary, OneWay,
-        Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary, Summary, SwimLanes, TrialSummary,
+        ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, HostSummary, LossSummary,
+        NullSummary, OneWay, Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary, Summary, SwimLanes,
+        TrialSummary,
     },
-    statistics::{interval::Estimate, percentiles, quantile, rank},
+    statistics::{
+        interval::Estimate,
+        null::{COMPARISONS, false_alarms},
+        percentiles, quantile, rank,
+    },
     verdict::{Facts, judge},
 };
 
@@ -112,6 +117,10 @@ pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analy
             .map(|(arm, pool)| (arm.to_string(), pool.summary(*arm, &manifest)))
             .collect(),
         differences,
+        null: pools
+            .iter()
+            .flat_map(|(arm, pool)| pool.against_itself(*arm, plan.seed))
+            .collect(),
         decomposition,
         tail_budget: plan
             .arms
@@ -213,6 +222,23 @@ impl Pool {
         };
         self.trials.push((trial.trial.block, summary));
         self.latencies.append(&mut latencies);
+    }
+
+    /// How often the arm's own trials are said to differ.
+    fn against_itself(&self, arm: Arm, seed: u64) -> Vec<NullSummary> {
+        let mut trials: Vec<_> = self.trials.iter().map(|(_, trial)| trial).collect();
+        trials.sort_by_key(|trial| trial.trial);
+        let of = |&(statistic, of): &Statistic| {
+            let figures = trials.iter().filter(|trial| trial.requests > 0);
+            let figures: Vec<f64> = figures.map(|trial| of(&trial.percentiles_ns) as f64).collect();
+            Some(NullSummary {
+                arm: arm.to_string(),
+                statistic,
+                comparisons: COMPARISONS,
+                false_alarms: false_alarms(&figures, seed)?,
+            })
+        };
+        STATISTICS.iter().filter_map(of).collect()
     }
 
     /// Crossings that only some requests have (a flight that came in two, say) are left to those requests' own stories.

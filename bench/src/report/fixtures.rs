@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::summary::{
     ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, Evidence, HostSummary, Lane, LaneMark,
-    LaneSpan, LossSummary, OneWay, Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary, Summary, SwimLanes,
-    TrialSummary, Verdict,
+    LaneSpan, LossSummary, NullSummary, OneWay, Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary, Summary,
+    SwimLanes, TrialSummary, Verdict,
 };
 use crate::{
     attribute::ledger::{Ledger, Line, Segment, Side, ThreadLine},
@@ -423,6 +423,14 @@ pub(super) fn two_arms() -> Sample {
             difference("p99", 344_000, 410_000),
             difference("p99.9", 2_400_000, 3_000_000),
         ],
+        null: ["mean", "p50", "p95", "p99", "p99.9"]
+            .map(|statistic| NullSummary {
+                arm: Arm::X25519.name().to_owned(),
+                statistic,
+                comparisons: 200,
+                false_alarms: 9,
+            })
+            .to_vec(),
         decomposition: vec![
             decomposition(
                 "p50",
@@ -580,6 +588,7 @@ pub(super) fn empty() -> Sample {
     }
     sample.summary.status = Status::Running;
     sample.summary.differences.clear();
+    sample.summary.null.clear();
     sample.summary.decomposition.clear();
     sample.summary.tail_budget.clear();
     sample.summary.losses.clear();

@@ -43,6 +43,7 @@ pub fn render(summary: &Summary, outliers: &[Outlier], swim_lanes: &[SwimLanes])
     section(out, "Latency", "");
     comparison(out, summary, &arms);
     differences(out, summary);
+    null(out, summary);
 
     if arms.iter().any(|(_, arm)| !arm.curve.is_empty()) {
         section(
@@ -243,6 +244,28 @@ fn differences(out: &mut String, summary: &Summary) {
             escape(difference.statistic),
             unit.signed(difference.difference_ns),
             escape(&text::shown(difference))
+        );
+    }
+    out.push_str("</table></div>");
+}
+
+fn null(out: &mut String, summary: &Summary) {
+    if summary.null.is_empty() {
+        return;
+    }
+    out.push_str(
+        "<h3>An arm against itself</h3><p class=\"note\">Comparisons of its own trials that show a difference, where there is none; \
+         nominally 5 %.</p><div class=\"scroll\"><table><tr><th>arm</th><th>statistic</th><th class=\"n\">comparisons</th>\
+         <th class=\"n\">false alarms</th></tr>",
+    );
+    for each in &summary.null {
+        put!(
+            out,
+            "<tr><td class=\"name\">{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+            escape(&each.arm),
+            escape(each.statistic),
+            each.comparisons,
+            each.false_alarms
         );
     }
     out.push_str("</table></div>");

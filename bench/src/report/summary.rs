@@ -36,6 +36,8 @@ pub struct Summary {
     pub arms: BTreeMap<String, ArmSummary>,
     /// Every other arm against the first.
     pub differences: Vec<Difference>,
+    /// Every arm against itself, where it has trials enough ([`crate::statistics::null`]).
+    pub null: Vec<NullSummary>,
     /// The differences split by cause.
     pub decomposition: Vec<Decomposition>,
     /// Excess of the outliers by cause, per arm, greatest first.
@@ -191,6 +193,19 @@ pub struct Difference {
     pub interval_ns: Option<(i64, i64)>,
     /// The smallest true difference, ns, that so many blocks of this spread show in 80 of 100 runs; `None` with fewer than two.
     pub detectable_ns: Option<u64>,
+}
+
+/// One statistic of one arm against itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NullSummary {
+    /// The arm.
+    pub arm: String,
+    /// `mean`, `p50`, `p95`, `p99` or `p99.9`.
+    pub statistic: &'static str,
+    /// Comparisons that were cut from its trials.
+    pub comparisons: u32,
+    /// How many of them showed a difference, where there is none: nominally one in twenty.
+    pub false_alarms: u32,
 }
 
 /// A difference split by cause: mean ledgers of the requests around a quantile, subtracted.

@@ -49,6 +49,7 @@ pub fn render(summary: &Summary, outliers: &[Outlier], results: &str, colour: bo
     verdicts(&mut page, summary);
     comparison(&mut page, summary);
     differences(&mut page, summary);
+    null(&mut page, summary);
     trials(&mut page, summary);
     decomposition(&mut page, summary);
     one_way(&mut page, summary);
@@ -304,6 +305,30 @@ fn differences(page: &mut Page, summary: &Summary) {
             unit.signed(difference.difference_ns),
             text::shown(difference)
         ));
+    }
+}
+
+fn null(page: &mut Page, summary: &Summary) {
+    if summary.null.is_empty() {
+        return;
+    }
+    page.heading(
+        "An arm against itself: comparisons of its own trials that show a difference, where there is none",
+    );
+    for (name, _) in text::arms(summary) {
+        let of_arm = summary.null.iter().filter(|each| each.arm == name);
+        let shown: Vec<String> = of_arm
+            .map(|each| {
+                let share = f64::from(each.false_alarms) / f64::from(each.comparisons);
+                format!("{} {}", each.statistic, text::percent(share))
+            })
+            .collect();
+        if !shown.is_empty() {
+            page.wrapped(
+                &format!("  {:<26}", short(name, 25)),
+                &format!("{} (nominal 5 %)", shown.join(", ")),
+            );
+        }
     }
 }
 
