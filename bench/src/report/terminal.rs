@@ -708,8 +708,10 @@ mod tests {
         for expected in [
             "VALID: all 4 checks passed.",
             "x25519mlkem768 \u{2212} x25519",
-            "+0.104   [+0.098, +0.110]",
-            "includes 0",
+            "+0.104  [+0.098, +0.110]",
+            "shown: slower by 98.00 \u{b5}s at least",
+            "not shown: beyond 754.0 \u{b5}s is excluded; 533.0 \u{b5}s is detectable",
+            "mean 4 %, p50 4 %",
             "without environment causes",
             "server.run_queue",
             "retransmit.syn by drop: NETFILTER_DROP: 100 % of the excess",

@@ -166,7 +166,7 @@ pub(super) fn shown(difference: &Difference) -> String {
     let most_ns = low_ns.unsigned_abs().max(high_ns.unsigned_abs());
     if low_ns <= 0 && high_ns >= 0 {
         format!(
-            "not shown: more than {} is excluded, {} would mostly be seen",
+            "not shown: beyond {} is excluded; {} is detectable",
             duration(most_ns),
             duration(detectable_ns)
         )
