@@ -5,6 +5,7 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
+    audit::{Claim, Options as AuditOptions, TimeUnit},
     collect::{
         doctor::Questions,
         run::{RunOptions, ServerChoice},
@@ -37,6 +38,11 @@ pub enum Verb {
     Fetch(AnalyzeArgs),
     /// Examine this host: what will not work here, and what would make its figures doubtful.
     Doctor(DoctorArgs),
+    /// Examine published results again: what they claim against what their own data allow.
+    ///
+    /// PATH is a Gatling report's folder (or one of its req_*.html, or a folder of reports), a log of HdrHistogram (V2), or a CSV
+    /// file of raw latencies. Exits with 1 if a published figure is impossible.
+    Audit(AuditArgs),
     /// Print the architectures of an inventory's hosts, one a line: what the program is to be built for.
     #[command(hide = true)]
     Machines {
@@ -274,6 +280,64 @@ impl DoctorArgs {
             folder: self.results.clone(),
         }
     }
+}
+
+/// Flags of `audit`.
+#[derive(Debug, Args)]
+pub struct AuditArgs {
+    /// Published results; several are arms to compare, or trials of arms that bear the same name in each.
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Unit of latencies [default: what a CSV column's name ends in, else ms in CSV and ns in a histogram log].
+    #[arg(long, value_enum)]
+    pub unit: Option<TimeUnit>,
+    /// CSV: column of latencies, by name or by number from 1 [default: latency, elapsed, duration or time].
+    #[arg(long)]
+    pub column: Option<String>,
+    /// CSV: column that names each request's arm [default: the file is one arm].
+    #[arg(long)]
+    pub arm_column: Option<String>,
+    /// CSV: column of the requests' starts [default: timestamp or start, if there is one].
+    #[arg(long)]
+    pub timestamp_column: Option<String>,
+    /// CSV: unit of the starts [default: by their size if they count from 1970, else that of the latencies].
+    #[arg(long, value_enum)]
+    pub timestamp_unit: Option<TimeUnit>,
+    /// A figure in ms that was published of a CSV file or a histogram log, for example p99=39 or sd=1.5; its last digit says how it
+    /// was rounded.
+    #[arg(long = "claim", value_parser = figure)]
+    pub claims: Vec<(String, Claim)>,
+    /// Print the report as JSON instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl AuditArgs {
+    /// As the audit takes them.
+    #[must_use]
+    pub fn options(&self) -> AuditOptions {
+        AuditOptions {
+            unit: self.unit,
+            column: self.column.clone(),
+            arm_column: self.arm_column.clone(),
+            timestamp_column: self.timestamp_column.clone(),
+            timestamp_unit: self.timestamp_unit,
+            claims: self.claims.clone(),
+        }
+    }
+}
+
+fn figure(text: &str) -> Result<(String, Claim), String> {
+    const FORM: &str = "a figure and its value in ms, such as p99=39";
+    let (name, value) = text.split_once('=').ok_or(FORM)?;
+    let decimals = value.split_once('.').map_or(0, |(_, decimals)| decimals.len());
+    let decimals = i32::try_from(decimals).map_err(|_| FORM)?;
+    let number = value.parse::<f64>().ok().filter(|value| value.is_finite());
+    let claim = Claim {
+        value: number.ok_or(FORM)?,
+        unit: 10f64.powi(-decimals),
+    };
+    Ok((name.to_owned(), claim))
 }
 
 impl TruthArgs {

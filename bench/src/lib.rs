@@ -36,6 +36,8 @@ pub mod publish;
 
 pub mod truth;
 
+pub mod audit;
+
 pub mod cli;
 
 pub mod report;

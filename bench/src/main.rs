@@ -15,7 +15,8 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use pqtail::{
     analyze::{Analysis, Story, analyze, explain, planned, slowest_trial},
-    cli::{AnalyzeArgs, Cli, DoctorArgs, ExplainArgs, RunArgs, TruthArgs, Verb},
+    audit::{self, audit},
+    cli::{AnalyzeArgs, AuditArgs, Cli, DoctorArgs, ExplainArgs, RunArgs, TruthArgs, Verb},
     collect::{
         agent,
         doctor::{self, Level},
@@ -25,7 +26,7 @@ use pqtail::{
     publish::publish,
     record::manifest::{Manifest, Status},
     report::{
-        preflight,
+        audit as audit_text, preflight,
         summary::Outlier,
         terminal::{self, Stretch},
     },
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Verb::Truth(args) => try_truth(&args),
         Verb::Fetch(args) => fetch(&args),
         Verb::Doctor(args) => examine(&args),
+        Verb::Audit(args) => audit_again(&args),
         Verb::Machines { hosts } => ends::machines(&hosts)
             .and_then(|machines| print(&format!("{}\n", machines.join("\n"))).map(|()| ExitCode::SUCCESS)),
         Verb::BuildThere { hosts, sources, home } => interruptible()
@@ -219,6 +221,21 @@ fn examine(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     };
     print(&text)?;
     Ok(if findings.iter().any(|each| each.level == Level::Fail) {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn audit_again(args: &AuditArgs) -> anyhow::Result<ExitCode> {
+    let report = audit(&args.paths, &args.options())?;
+    let text = if args.json {
+        serde_json::to_string_pretty(&report)? + "\n"
+    } else {
+        audit_text::render(&report, std::io::stdout().is_terminal())
+    };
+    print(&text)?;
+    Ok(if report.count(audit::Level::Impossible) > 0 {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS

@@ -10,7 +10,9 @@ pub mod export;
 
 pub mod preflight;
 
-mod text;
+pub mod audit;
+
+pub(crate) mod text;
 
 #[cfg(test)]
 mod fixtures;

@@ -37,7 +37,7 @@ fn scaled(ns: f64, sign: &str) -> String {
 }
 
 /// 1234567 as `1,234,567`.
-pub(super) fn count(number: u64) -> String {
+pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (position, digit) in digits.chars().enumerate() {

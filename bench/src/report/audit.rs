@@ -1,0 +1,129 @@
+//! The findings of an audit for a terminal.
+
+use super::{
+    terminal::{ALARM, BOLD, DIM, GOOD, Page, RED},
+    text::count,
+};
+use crate::audit::{Finding, Level, Recomputed, Report};
+
+/// What was recomputed, then the findings, the worst first; those that agree are named only. With `colour`, ANSI escapes mark what
+/// matters.
+#[must_use]
+pub fn render(report: &Report, colour: bool) -> String {
+    let mut page = Page {
+        text: String::new(),
+        colour,
+    };
+    let impossible = report.count(Level::Impossible);
+    if impossible > 0 {
+        let plural = if impossible == 1 {
+            "figure is"
+        } else {
+            "figures are"
+        };
+        page.styled(
+            ALARM,
+            &format!(" {impossible} published {plural} impossible: no data can have them. "),
+        );
+    } else if report.count(Level::Doubtful) > 0 {
+        page.styled(RED, "Nothing is impossible, but not all of it can be relied on.");
+    } else {
+        page.styled(
+            GOOD,
+            "Nothing is impossible or doubtful among what could be checked.",
+        );
+    }
+    for population in &report.populations {
+        recomputed(&mut page, population);
+    }
+    for level in [Level::Impossible, Level::Doubtful, Level::Note, Level::Unchecked] {
+        let found: Vec<&Finding> = report
+            .findings
+            .iter()
+            .filter(|each| each.level == level)
+            .collect();
+        if found.is_empty() {
+            continue;
+        }
+        page.line("");
+        let mut heading = level.name().to_owned();
+        heading[..1].make_ascii_uppercase();
+        page.styled(BOLD, &heading);
+        for each in found {
+            finding(&mut page, each);
+        }
+    }
+    let agreeing: Vec<String> = report
+        .findings
+        .iter()
+        .filter(|each| each.level == Level::Agrees)
+        .map(|each| format!("{} ({})", each.check, each.claimed))
+        .collect();
+    if !agreeing.is_empty() {
+        page.line("");
+        page.styled(BOLD, "Agrees");
+        page.wrapped("  ", &agreeing.join("; "));
+    }
+    page.line("");
+    page.styled(
+        BOLD,
+        &format!(
+            "{impossible} impossible, {} doubtful, {} note, {} cannot be checked, {} agree",
+            report.count(Level::Doubtful),
+            report.count(Level::Note),
+            report.count(Level::Unchecked),
+            report.count(Level::Agrees)
+        ),
+    );
+    page.text
+}
+
+fn recomputed(page: &mut Page, population: &Recomputed) {
+    page.line("");
+    page.styled(
+        BOLD,
+        &format!("{}: {} requests", population.arm, count(population.requests)),
+    );
+    page.wrapped("  source      ", &population.source);
+    if population.figures.is_empty() {
+        page.wrapped(
+            "  recomputed  ",
+            "nothing: neither latencies nor a histogram can be read",
+        );
+        return;
+    }
+    let figures: Vec<String> = population
+        .figures
+        .iter()
+        .map(|(name, range)| format!("{name} {range}"))
+        .collect();
+    page.wrapped(
+        "  recomputed  ",
+        &format!("from its {}: {}", population.from, figures.join(", ")),
+    );
+}
+
+fn finding(page: &mut Page, finding: &Finding) {
+    const INDENT: &str = "              ";
+    let style = match finding.level {
+        Level::Impossible => ALARM,
+        Level::Doubtful => RED,
+        _ => DIM,
+    };
+    let head = if finding.subject.is_empty() {
+        finding.check.clone()
+    } else {
+        format!("{} ({})", finding.check, finding.subject)
+    };
+    page.styled(style, &format!("  {head}"));
+    for (lead, text) in [
+        ("claimed", &finding.claimed),
+        ("allowed", &finding.allowed),
+        ("→", &finding.meaning),
+        ("do", &finding.remedy),
+    ] {
+        if !text.is_empty() {
+            page.wrapped(&format!("    {lead:<w$}", w = INDENT.len() - 4), text);
+        }
+    }
+}
