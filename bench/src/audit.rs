@@ -11,6 +11,8 @@ mod finding;
 mod gatling;
 mod hdr;
 mod histogram;
+#[cfg(test)]
+mod laws;
 mod page;
 mod population;
 mod samples;
@@ -209,6 +211,15 @@ fn read(path: &Path) -> anyhow::Result<String> {
         bail!("{}: empty: nothing to audit, copy it again", path.display());
     }
     Ok(text)
+}
+
+/// The line, from 1, of a byte.
+fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes()[..at]
+        .iter()
+        .filter(|&&byte| byte == b'\n')
+        .count()
+        + 1
 }
 
 /// Arms of one name in several sources are trials of one arm, unless there is no other name: then each source is an arm.

@@ -18,7 +18,6 @@ const SKETCH: &str = "A percentile from a sketch (a t-digest, say) or interpolat
 /// All checks that need but one population.
 pub(super) fn examine(population: &Population) -> Vec<Finding> {
     let mut findings = sums(population);
-    findings.extend(one_population(population));
     for (index, table) in population.tables.iter().enumerate() {
         // A column of the same requests is examined only where it differs.
         let differing = match population.tables.first() {
@@ -45,6 +44,7 @@ pub(super) fn examine(population: &Population) -> Vec<Finding> {
         findings.extend(spread(&subject, table));
         findings.extend(few(&subject, table));
     }
+    findings.extend(one_population(population));
     findings
 }
 
@@ -220,7 +220,7 @@ fn percentiles(subject: &str, table: &Table, histogram: &Histogram) -> Vec<Findi
                     "Possible only if the histogram and the percentile rounded the same latencies in different ways. If both \
                      come from the same whole numbers, it is wrong, as an interpolated percentile can be.",
                 )
-                .remedy(format!("Read {name} as {}.", bounds.labels.widened(0.0))),
+                .remedy(format!("Read {name} as {}.", bounds.labels)),
             _ => finding,
         }
     });

@@ -54,7 +54,8 @@ fn quantisation(populations: &[Population]) -> Vec<Finding> {
         } else {
             finding
                 .meaning(format!(
-                    "An effect of less than {} ms cannot be seen in any percentile of these data: it is hidden in the step.",
+                    "An effect of less than {0} ms shows in a percentile of these data as nothing or as a whole step: the step \
+                     hides its size, and whether there is one.",
                     number(step)
                 ))
                 .remedy("Record in microseconds or finer before claiming, or denying, a smaller effect.")

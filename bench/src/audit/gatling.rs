@@ -96,7 +96,7 @@ fn statistics(folder: &Path) -> anyhow::Result<BTreeMap<String, (String, Value)>
             continue;
         };
         let tree = super::script::literal(&text[begin..]).map_err(|at| {
-            let line = text[..begin + at].lines().count();
+            let line = super::line_of(&text, begin + at);
             anyhow::anyhow!(
                 "{}, line {line}: the statistics break off or are damaged: copy the report's js folder again",
                 path.display()
@@ -172,7 +172,7 @@ fn figure(value: &Value) -> Option<f64> {
     value
         .as_f64()
         .or_else(|| value.as_str()?.replace(',', "").trim().parse().ok())
-        .filter(|value| value.is_finite() && *value >= 0.0)
+        .filter(|value| (0.0..1e15).contains(value))
 }
 
 fn tables_of(stats: &Value, page: &Page) -> Vec<Table> {
@@ -279,7 +279,7 @@ fn is_all_ok(tables: &[Table]) -> bool {
 }
 
 /// The bars of `part` requests, in percents of `whole`.
-fn bars(whole: u64, part: u64, labels: &[f64], percents: &[f64]) -> Result<Histogram, String> {
+pub(super) fn bars(whole: u64, part: u64, labels: &[f64], percents: &[f64]) -> Result<Histogram, String> {
     if labels.len() != percents.len() {
         return Err(format!(
             "the chart has {} labels and {} bars.",

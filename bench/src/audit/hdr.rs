@@ -43,7 +43,7 @@ pub(super) fn log(path: &Path, text: &str, options: &Options) -> anyhow::Result<
     } else {
         format!("{text}\n")
     };
-    let line_of = |at: usize| text[..at].lines().count() + 1;
+    let line_of = |at: usize| super::line_of(&text, at);
     let mut tags: BTreeMap<String, Tagged> = BTreeMap::new();
     let mut base_ns = 0i64;
     for entry in IntervalLogIterator::new(text.as_bytes()) {

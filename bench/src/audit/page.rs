@@ -57,7 +57,7 @@ pub(super) fn parse(text: &str) -> Result<Page, (usize, &'static str)> {
         rows: rows(text),
         ..Page::default()
     };
-    let fails = |at: usize, what| (text[..at].lines().count(), what);
+    let fails = |at: usize, what| (super::line_of(text, at), what);
     if let Some(axis) = text.find("'Percentage of ") {
         let begin = text[..axis].rfind("new Highcharts").unwrap_or(0);
         let end = text[axis..]

@@ -17,13 +17,13 @@ pub fn render(report: &Report, colour: bool) -> String {
     let impossible = report.count(Level::Impossible);
     if impossible > 0 {
         let plural = if impossible == 1 {
-            "figure is"
+            "contradiction"
         } else {
-            "figures are"
+            "contradictions"
         };
         page.styled(
             ALARM,
-            &format!(" {impossible} published {plural} impossible: no data can have them. "),
+            &format!(" {impossible} {plural}: no data can have these figures. "),
         );
     } else if report.count(Level::Doubtful) > 0 {
         page.styled(RED, "Nothing is impossible, but not all of it can be relied on.");
@@ -125,5 +125,63 @@ fn finding(page: &mut Page, finding: &Finding) {
         if !text.is_empty() {
             page.wrapped(&format!("    {lead:<w$}", w = INDENT.len() - 4), text);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::terminal::WIDTH, *};
+    use crate::audit::{AUDIT_SCHEMA, Range};
+
+    fn report(level: Level) -> Report {
+        Report {
+            schema: AUDIT_SCHEMA,
+            populations: vec![Recomputed {
+                arm: "an arm \u{1b}[2J".to_owned(),
+                source: "a/page.html".repeat(20),
+                requests: 90_000,
+                from: "histogram",
+                figures: vec![("p99".to_owned(), Range::new(4.0, 4.0))],
+            }],
+            findings: vec![Finding {
+                check: "percentile".to_owned(),
+                level,
+                subject: "an arm \u{1b}[2J".repeat(20),
+                claimed: "p99 39 ms".to_owned(),
+                allowed: "4 ms".to_owned(),
+                meaning: "it cannot be ".repeat(40),
+                remedy: "do not quote it".to_owned(),
+            }],
+        }
+    }
+
+    #[test]
+    fn a_finding_has_its_figures_and_no_line_is_too_wide() {
+        let text = render(&report(Level::Impossible), false);
+        for expected in [
+            " 1 contradiction: no data",
+            "90,000 requests",
+            "recomputed  from its histogram: p99 4 ms",
+            "claimed   p99 39 ms",
+            "allowed   4 ms",
+            "do        do not quote it",
+            "1 impossible, 0 doubtful, 0 note, 0 cannot be checked, 0 agree",
+        ] {
+            assert!(text.contains(expected), "{expected} missing in\n{text}");
+        }
+        for line in text.lines() {
+            assert!(line.chars().count() <= WIDTH, "{line}");
+            assert!(!line.chars().any(char::is_control), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn what_agrees_is_named_only() {
+        let text = render(&report(Level::Agrees), false);
+        assert!(text.starts_with("Nothing is impossible or doubtful"), "{text}");
+        assert!(
+            text.contains("percentile (p99 39 ms)") && !text.contains("do not quote"),
+            "{text}"
+        );
     }
 }
