@@ -17,6 +17,7 @@ mod page;
 mod population;
 mod samples;
 mod script;
+mod table;
 
 use std::{collections::BTreeSet, fs, path::Path, path::PathBuf};
 

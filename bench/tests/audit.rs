@@ -364,7 +364,7 @@ fn arms_in_a_column_are_compared() {
         .collect();
     fs::write(&path, format!("start,arm,latency\n{by_turns}")).expect("file");
     let flags = ["--arm-column", "arm"];
-    let found = findings(&flags, &[path.clone()]);
+    let found = findings(&flags, std::slice::from_ref(&path));
     assert!(!found.iter().any(|each| each.0 == "interleaving"), "{found:#?}");
     assert!(has(&found, "effect", "doubtful", "p50"), "{found:#?}");
     let in_turn: String = (0..400u32)
@@ -412,7 +412,10 @@ fn a_histogram_logs_tags_are_arms() {
             .expect("written");
     }
     fs::write(&path, bytes).expect("file");
-    let found = findings(&["--claim", "p99=9.9", "--claim", "p50=7.0"], &[path.clone()]);
+    let found = findings(
+        &["--claim", "p99=9.9", "--claim", "p50=7.0"],
+        std::slice::from_ref(&path),
+    );
     assert!(has(&found, "percentile", "impossible", "p50 7 ms"), "{found:#?}");
     assert!(!has(&found, "percentile", "impossible", "p99"), "{found:#?}");
     assert!(
@@ -424,7 +427,7 @@ fn a_histogram_logs_tags_are_arms() {
         ),
         "{found:#?}"
     );
-    assert!(text(&audit(&[], &[path.clone()])).contains("a: 2,000 requests"));
+    assert!(text(&audit(&[], std::slice::from_ref(&path))).contains("a: 2,000 requests"));
     // In another unit it is another size.
     assert!(has(
         &findings(&["--unit", "us", "--claim", "p99=9900"], &[path]),

@@ -44,6 +44,9 @@ enum Task {
     /// Builds, then explains one request: everything after `explain` goes to `pqtail explain`
     #[command(disable_help_flag = true)]
     Explain(PassedOn),
+    /// Builds, then audits published results: everything after `audit` goes to `pqtail audit`
+    #[command(disable_help_flag = true)]
+    Audit(PassedOn),
     /// Builds, then injects known culprits: everything after `truth` goes to `pqtail truth` (needs root)
     #[command(disable_help_flag = true)]
     Truth(PassedOn),
@@ -100,6 +103,7 @@ fn main() -> anyhow::Result<()> {
         Task::Run(passed_on) => hosts::run(passed_on),
         Task::Analyze(passed_on) => pqtail("analyze", &passed_on),
         Task::Explain(passed_on) => pqtail("explain", &passed_on),
+        Task::Audit(passed_on) => pqtail("audit", &passed_on),
         Task::Truth(mut passed_on) => {
             nginx::provide_if_wanted(&mut passed_on.arguments)?;
             pqtail("truth", &passed_on)

@@ -289,17 +289,28 @@ pub(super) fn bars(whole: u64, part: u64, labels: &[f64], percents: &[f64]) -> R
     }
     let bars: Vec<(f64, f64)> = labels.iter().copied().zip(percents.iter().copied()).collect();
     let (first, last) = (labels[0], labels[labels.len() - 1]);
-    let around = if labels.len() < BARS && last - first <= BARS as f64 {
-        Range::new(0.0, STEP_MS)
-    } else {
-        // A label is its bar's middle, rounded; some versions move the bars by half their width.
-        let widest = labels
-            .windows(2)
-            .map(|pair| pair[1] - pair[0])
-            .fold(0.0, f64::max);
-        Range::new(-widest - 0.5, widest + 0.5 + STEP_MS)
-    };
-    let mut histogram = Histogram::of_percents(whole, &bars, PERCENT_UNIT, around, Range::new(-STEP_MS, 0.0));
+    let shift = Range::new(-STEP_MS, 0.0);
+    if labels.len() < BARS && last - first <= BARS as f64 {
+        let around = Range::new(0.0, STEP_MS);
+        let mut histogram = Histogram::of_percents(whole, &bars, PERCENT_UNIT, around, shift);
+        histogram.requests = part;
+        return Ok(histogram);
+    }
+    // A label is its bar's middle, rounded; some versions move the bars by half their width.
+    let widest = labels
+        .windows(2)
+        .map(|pair| pair[1] - pair[0])
+        .fold(0.0, f64::max);
+    let around = Range::new(-widest - 0.5, widest + 0.5 + STEP_MS);
+    let mut histogram = Histogram::of_percents(whole, &bars, PERCENT_UNIT, around, shift);
     histogram.requests = part;
+    // Gatling names these bars twice, once for the axis and once for each request, and a rounding error can make the two names
+    // differ: such requests are in no bar. So a bar has at least what it shows, and any bar may lack what all lack.
+    let (min, max) = histogram.counts();
+    histogram.missing = part.saturating_sub(max);
+    for bin in &mut histogram.bins {
+        bin.word = Range::new(bin.label, bin.label).widened(widest / 2.0 + 0.5);
+        bin.count_max = bin.count_min + part.saturating_sub(min);
+    }
     Ok(histogram)
 }

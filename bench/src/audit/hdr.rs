@@ -132,12 +132,14 @@ fn bounded(histogram: &hdrhistogram::Histogram<u64>, unit: TimeUnit) -> Histogra
     let ms = |value: u64| value as f64 * unit.ns() / 1e6;
     let bins = histogram.iter_recorded().map(|step| {
         let value = step.value_iterated_to();
+        let values = Range::new(
+            ms(histogram.lowest_equivalent(value)),
+            ms(histogram.highest_equivalent(value)),
+        );
         Bin {
             label: ms(histogram.median_equivalent(value)),
-            values: Range::new(
-                ms(histogram.lowest_equivalent(value)),
-                ms(histogram.highest_equivalent(value)),
-            ),
+            word: values,
+            values,
             count_min: step.count_at_value(),
             count_max: step.count_at_value(),
         }
@@ -145,6 +147,7 @@ fn bounded(histogram: &hdrhistogram::Histogram<u64>, unit: TimeUnit) -> Histogra
     Histogram {
         requests: histogram.len(),
         bins: bins.collect(),
+        missing: 0,
         shift: Range::new(0.0, 0.0),
     }
 }

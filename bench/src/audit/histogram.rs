@@ -7,6 +7,8 @@ use super::claim::Range;
 pub struct Bin {
     /// The value it is named by, ms.
     pub label: f64,
+    /// The values that it holds if its label is taken at its word, ms.
+    pub word: Range,
     /// The values that it holds, ms, up to [`Histogram::shift`].
     pub values: Range,
     /// At least so many requests.
@@ -22,6 +24,8 @@ pub struct Histogram {
     pub requests: u64,
     /// Bars with ascending labels.
     pub bins: Vec<Bin>,
+    /// At least so many requests are in no bar. Where they lie is not told: the bars' counts allow for it.
+    pub missing: u64,
     /// All values may lie this much beside their bins, ms, by one and the same amount: whether values were cut, rounded to the
     /// nearest or rounded up to a label is not told, but it was done to all alike.
     pub shift: Range,
@@ -30,7 +34,7 @@ pub struct Histogram {
 /// A figure recomputed from a histogram.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// If every request took exactly its label's value.
+    /// If every request took what its label says.
     pub labels: Range,
     /// With the values' rounding as well: no data with this histogram lies outside.
     pub hull: Range,
@@ -68,6 +72,7 @@ impl Histogram {
             .iter()
             .map(|&(label, percent)| Bin {
                 label,
+                word: Range::new(label, label),
                 values: Range::new(label + around.low, label + around.high),
                 count_min: (share(percent - unit / 2.0) - 1e-6).ceil().max(0.0) as u64,
                 count_max: ((share(percent + unit) + 1e-6).floor() as u64).min(requests),
@@ -77,6 +82,7 @@ impl Histogram {
         Self {
             requests,
             bins,
+            missing: 0,
             shift,
         }
     }
@@ -117,7 +123,7 @@ impl Histogram {
         let first = first.unwrap_or(&self.bins[0]);
         let last = last.unwrap_or(&self.bins[self.bins.len() - 1]);
         Bounds {
-            labels: Range::new(first.label, last.label),
+            labels: Range::new(first.word.low, last.word.high),
             hull: Range::new(
                 first.values.low + self.shift.low,
                 last.values.high + self.shift.high,
@@ -175,7 +181,7 @@ impl Histogram {
         let (mut low, mut high) = (0, 0);
         let (mut rest_low, mut rest_high) = (0, 0);
         for bin in &self.bins {
-            if bin.label <= label {
+            if bin.word.low <= label {
                 low += bin.count_min;
                 high += bin.count_max;
             } else {
@@ -219,7 +225,7 @@ impl Histogram {
         assert!(self.adds_up(), "only what adds up has a mean");
         let hull = self.mean_of(|bin| bin.values);
         Bounds {
-            labels: self.mean_of(|bin| Range::new(bin.label, bin.label)),
+            labels: self.mean_of(|bin| bin.word),
             hull: Range::new(hull.low + self.shift.low, hull.high + self.shift.high),
         }
     }
@@ -239,7 +245,7 @@ impl Histogram {
     pub fn deviation(&self) -> Bounds {
         assert!(self.adds_up(), "only what adds up has a standard deviation");
         Bounds {
-            labels: self.deviation_of(|bin| Range::new(bin.label, bin.label)),
+            labels: self.deviation_of(|bin| bin.word),
             // A shift of all values leaves it as it is.
             hull: self.deviation_of(|bin| bin.values),
         }

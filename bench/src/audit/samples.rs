@@ -54,6 +54,7 @@ impl Samples {
                 }
                 _ => bins.push(Bin {
                     label,
+                    word: Range::new(label, label),
                     values: Range::new(label, label),
                     count_min: 1,
                     count_max: 1,
@@ -63,6 +64,7 @@ impl Samples {
         Histogram {
             requests: self.latencies_ns.len() as u64,
             bins,
+            missing: 0,
             shift: Range::new(0.0, 0.0),
         }
     }

@@ -1,10 +1,15 @@
 //! The findings of an audit for a terminal.
 
+use std::collections::BTreeMap;
+
 use super::{
     terminal::{ALARM, BOLD, DIM, GOOD, Page, RED},
     text::count,
 };
 use crate::audit::{Finding, Level, Recomputed, Report};
+
+/// With more that agrees, only numbers are told; the JSON form has each.
+const LISTED: usize = 20;
 
 /// What was recomputed, then the findings, the worst first; those that agree are named only. With `colour`, ANSI escapes mark what
 /// matters.
@@ -53,16 +58,15 @@ pub fn render(report: &Report, colour: bool) -> String {
             finding(&mut page, each);
         }
     }
-    let agreeing: Vec<String> = report
+    let agreeing: Vec<&Finding> = report
         .findings
         .iter()
         .filter(|each| each.level == Level::Agrees)
-        .map(|each| format!("{} ({})", each.check, each.claimed))
         .collect();
     if !agreeing.is_empty() {
         page.line("");
         page.styled(BOLD, "Agrees");
-        page.wrapped("  ", &agreeing.join("; "));
+        page.wrapped("  ", &agreed(&agreeing));
     }
     page.line("");
     page.styled(
@@ -101,6 +105,23 @@ fn recomputed(page: &mut Page, population: &Recomputed) {
         "  recomputed  ",
         &format!("from its {}: {}", population.from, figures.join(", ")),
     );
+}
+
+/// What agrees, by check: each figure, or how many there are.
+fn agreed(agreeing: &[&Finding]) -> String {
+    let mut checks: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for each in agreeing {
+        checks.entry(&each.check).or_default().push(&each.claimed);
+    }
+    let checks = checks.into_iter().map(|(check, figures)| {
+        if agreeing.len() > LISTED {
+            format!("{check} ({} times)", figures.len())
+        } else {
+            format!("{check} ({})", figures.join("; "))
+        }
+    });
+    let checks: Vec<String> = checks.collect();
+    checks.join(", ")
 }
 
 fn finding(page: &mut Page, finding: &Finding) {
