@@ -26,7 +26,8 @@ pub struct Cli {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Run the A/B on this machine (needs root) or between two hosts (--hosts), record the kernel, and report.
+    /// Run the A/B on this machine (needs root) or between two hosts (--hosts), record the kernel, and report. Exits with 0 if it
+    /// ran to its end, whatever it thinks of itself (`valid` in summary.json tells), with 1 if not, with 130 if interrupted.
     Run(Box<RunArgs>),
     /// Make the report again from a run's recorded files.
     Analyze(AnalyzeArgs),

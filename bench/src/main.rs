@@ -9,6 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
 };
 
 use anyhow::Context as _;
@@ -31,6 +32,10 @@ use pqtail::{
         terminal::{self, Stretch},
     },
     truth::{self, away},
+};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator::Signals,
 };
 
 /// What a shell reports for a command that Ctrl-C ended.
@@ -86,18 +91,24 @@ fn run_and_report(args: RunArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Becomes true at the first Ctrl-C.
+/// Becomes true at the first Ctrl-C; a second ends the program at once, and the kernel takes the children along.
 fn interruptible() -> anyhow::Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // A second signal ends it at once; the kernel then takes the children along.
-        signal_hook::flag::register_conditional_shutdown(
-            signal,
-            INTERRUPTED.into(),
-            Arc::clone(&interrupted),
-        )?;
-        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
-    }
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("hear Ctrl-C")?;
+    let heard = Arc::clone(&interrupted);
+    thread::spawn(move || {
+        for _ in signals.forever() {
+            if heard.swap(true, Ordering::Relaxed) {
+                eprintln!(
+                    "pqtail: ended at once. If other hosts were in it, `cargo xtask fetch` with its results folder clears them."
+                );
+                std::process::exit(INTERRUPTED.into());
+            }
+            eprintln!(
+                "\npqtail: interrupted: ending what is under way and cleaning up; once more ends it at once"
+            );
+        }
+    });
     Ok(interrupted)
 }
 
@@ -140,7 +151,11 @@ fn analyze_again(args: &AnalyzeArgs) -> anyhow::Result<ExitCode> {
 
 fn fetch(args: &AnalyzeArgs) -> anyhow::Result<ExitCode> {
     ends::fetch(&args.results)?;
-    report(&args.results, args.json)?;
+    eprintln!("pqtail: all of the run is here, and the hosts are as they were found");
+    // A run that ended before its first trial has nothing to report, and yet it was fetched.
+    if let Err(error) = report(&args.results, args.json) {
+        eprintln!("pqtail: {error:#}");
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -41,6 +41,8 @@ pub struct Facts {
     pub samples: u64,
     /// Trials per arm: how many differences an interval is made from.
     pub blocks: u32,
+    /// Whether arms are compared.
+    pub compares: bool,
     /// Difference at the median with its interval, ns, of the second arm; `None` with one arm or one trial.
     pub difference_p50: Option<(i64, (i64, i64))>,
 }
@@ -197,7 +199,7 @@ pub fn judge(facts: &Facts) -> Vec<Verdict> {
         format!("{beyond} samples beyond it"),
         "With fewer than 10 samples beyond it, p99.9 is a matter of chance. Raise --trials, --duration or --rate.",
     );
-    if facts.difference_p50.is_some() {
+    if facts.compares {
         rule(
             "trials",
             facts.blocks >= BLOCKS_MIN,
@@ -246,6 +248,7 @@ mod tests {
             unexplained: Some((0.01, 0.05)),
             samples: 10_000,
             blocks: 5,
+            compares: true,
             difference_p50: Some((80_000, (70_000, 90_000))),
         }
     }

@@ -626,6 +626,7 @@ fn facts(
             .min()
             .unwrap_or(0),
         blocks: plan.trials_per_arm,
+        compares: plan.arms.len() > 1,
         difference_p50: differences
             .iter()
             .find(|difference| difference.statistic == "p50")

@@ -4,8 +4,10 @@ use std::{
     fs,
     net::IpAddr,
     path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
-    sync::mpsc::{self, Receiver, Sender},
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver, Sender},
+    },
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -21,6 +23,7 @@ use super::{
     run::{RunOptions, ServerChoice},
     ssh::{Lodging, Session},
 };
+use crate::record::manifest::MANIFEST;
 
 /// A remote agent takes a controller that says nothing for this long for gone; the controller speaks every few seconds.
 const SILENCE_MS_MAX: u64 = 60_000;
@@ -97,10 +100,14 @@ pub(super) fn check(options: &RunOptions) -> anyhow::Result<()> {
 
 impl Ends {
     /// Makes and meets both ends. `folder` is the results folder.
-    pub(super) fn meet(options: &RunOptions, folder: &Path) -> anyhow::Result<Self> {
+    pub(super) fn meet(
+        options: &RunOptions,
+        folder: &Path,
+        interrupted: &AtomicBool,
+    ) -> anyhow::Result<Self> {
         match &options.hosts {
             None => Self::here(options, folder),
-            Some(inventory) => Self::there(options, &Inventory::read(inventory)?, folder),
+            Some(inventory) => Self::there(options, &Inventory::read(inventory)?, folder, interrupted),
         }
     }
 
@@ -155,7 +162,12 @@ impl Ends {
         })
     }
 
-    fn there(options: &RunOptions, inventory: &Inventory, folder: &Path) -> anyhow::Result<Self> {
+    fn there(
+        options: &RunOptions,
+        inventory: &Inventory,
+        folder: &Path,
+        interrupted: &AtomicBool,
+    ) -> anyhow::Result<Self> {
         ensure!(
             options.faults.is_none(),
             "--faults is for runs on one machine: the file is shared memory"
@@ -164,7 +176,7 @@ impl Ends {
         let hosts = Hosts::connect(&lodgings)?;
         // From here on there is something to come back for.
         lodgings.write(folder)?;
-        match hosts.meet(options, inventory) {
+        match hosts.meet(options, inventory, interrupted) {
             Ok(ends) => Ok(Self {
                 hosts: Some(hosts),
                 ..ends
@@ -292,8 +304,14 @@ impl Hosts {
     }
 
     /// Puts the program on both and meets the agents; the connections stay with the caller.
-    fn meet(&self, options: &RunOptions, inventory: &Inventory) -> anyhow::Result<Ends> {
+    fn meet(
+        &self,
+        options: &RunOptions,
+        inventory: &Inventory,
+        interrupted: &AtomicBool,
+    ) -> anyhow::Result<Ends> {
         for session in [&self.client, &self.server] {
+            ensure!(!interrupted.load(Ordering::Relaxed), "interrupted");
             if !options.quiet {
                 eprintln!("pqtail: copying the program to the {}", session.name());
             }
@@ -404,6 +422,9 @@ fn clear_host(session: &Session, home: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// When a host cannot be reached, or nothing lies there.
 pub fn fetch(results: &Path) -> anyhow::Result<()> {
+    if results.join(MANIFEST).exists() && !results.join(LODGINGS).exists() {
+        return Ok(());
+    }
     let lodgings = Lodgings::read(results)?;
     let hosts = Hosts::connect(&lodgings)?;
     let mut failed = None;

@@ -176,8 +176,8 @@ impl Nginx {
         let mut child = command.spawn().with_context(|| {
             let root = program.root.as_deref().unwrap_or_else(|| Path::new("/"));
             format!(
-                "start {} in {}: name an nginx with --nginx, or the file system it lives in with --nginx-root (`cargo xtask run \
-                 --server nginx` provides one)",
+                "start {} in {}: name an nginx of that host with --nginx or as `nginx` in the inventory, or the file system it lives \
+                 in with --nginx-root (`cargo xtask run --server nginx` provides one on this machine)",
                 program.path.display(),
                 root.display()
             )

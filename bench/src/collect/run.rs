@@ -24,7 +24,7 @@ use crate::{
     plan::{Arm, Plan, Trial},
     record::{
         SCHEMA,
-        manifest::{Absent, CpuTicks, Host, Manifest, ProbeStatus, Status, TrialRecord, recording},
+        manifest::{Absent, CpuTicks, Host, MANIFEST, Manifest, ProbeStatus, Status, TrialRecord, recording},
     },
 };
 
@@ -123,8 +123,8 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
         trials: Vec::new(),
     };
     manifest.write(&folder)?;
-    let set_up =
-        Ends::meet(options, &folder).and_then(|ends| Run::set_up(options, ends, &folder, &mut manifest));
+    let set_up = Ends::meet(options, &folder, interrupted)
+        .and_then(|ends| Run::set_up(options, ends, &folder, &mut manifest));
     let mut run = match set_up {
         Ok(run) => run,
         Err(error) => {
@@ -132,9 +132,15 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
                 reason: format!("{error:#}"),
             };
             manifest.write(&folder)?;
+            forget(&folder);
             return Err(error.context("set up the run"));
         }
     };
+    if interrupted.load(Ordering::Relaxed) {
+        run.ends.part(&folder);
+        forget(&folder);
+        bail!("interrupted before the first trial: nothing was recorded");
+    }
     manifest.write(&folder)?;
     let trials = options.plan.trials();
     manifest.status = Status::Complete;
@@ -208,6 +214,14 @@ fn results_folder(options: &RunOptions) -> anyhow::Result<PathBuf> {
         "{} holds 10,000 runs of today: name another folder with --results",
         options.results.display()
     )
+}
+
+/// Removes the folder of a run that recorded nothing, unless there is something to come back for.
+fn forget(folder: &Path) {
+    let names = fs::read_dir(folder).into_iter().flatten().flatten();
+    if names.into_iter().all(|entry| entry.file_name() == MANIFEST) {
+        let _ = fs::remove_dir_all(folder);
+    }
 }
 
 /// The present in UTC, in a format of `strftime` (given as `date` takes it).
@@ -577,16 +591,25 @@ fn tell_of_probes(options: &RunOptions, manifest: &Manifest) {
 /// One line that is renewed on a terminal.
 fn show(trial: &Trial, of: usize, progress: &Progress) {
     let ms = |ns: u64| ns as f64 / 1e6;
+    let latency = if progress.p50_ns > 0 {
+        format!(
+            "p50 {:.3}  p99 {:.3}  p99.9 {:.3} ms",
+            ms(progress.p50_ns),
+            ms(progress.p99_ns),
+            ms(progress.p999_ns)
+        )
+    } else {
+        "warm-up".to_owned()
+    };
+    // The number is the one by which reports and `explain` know it.
     let line = format!(
-        "trial {}/{of} {:<16} {:>5.1} s  {:>7} done  {} failed  p50 {:.3}  p99 {:.3}  p99.9 {:.3} ms",
+        "trial {} ({} of {of})  {:<16} {:>5.1} s  {:>7} done  {} failed  {latency}",
+        trial.index,
         trial.index + 1,
         trial.arm,
         progress.elapsed_ns as f64 / 1e9,
         progress.done,
         progress.errors,
-        ms(progress.p50_ns),
-        ms(progress.p99_ns),
-        ms(progress.p999_ns),
     );
     if std::io::stderr().is_terminal() {
         eprint!("\r\x1b[K{line}");

@@ -322,8 +322,14 @@ fn listen(address: SocketAddr, backlog: u32) -> anyhow::Result<TcpListener> {
         socket.bind(address)?;
         socket.listen(backlog)
     };
-    make().with_context(|| {
-        format!("listen on {address}: if another program has the port, name a free one with --port")
+    make().map_err(|error| {
+        let remedy = match error.kind() {
+            io::ErrorKind::AddrNotAvailable => {
+                "this host does not have that address: correct `address` of the server in the inventory"
+            }
+            _ => "if another program has the port, name a free one with --port",
+        };
+        anyhow::Error::from(error).context(format!("listen on {address}: {remedy}"))
     })
 }
 

@@ -35,8 +35,8 @@ fn placement(chosen: &[u32]) -> Finding {
         1 => Finding::warn(
             "cpu.chosen",
             found,
-            "load, server and the drain of the records share one CPU, and each shows in the other's latency",
-            "give the run two CPUs or more",
+            "what is measured and the drain of the records share one CPU, and the drain shows in the latency",
+            "give this host one CPU more than the run measures on",
         ),
         _ => Finding::ok("cpu.chosen", found),
     }
