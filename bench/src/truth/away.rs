@@ -79,7 +79,8 @@ pub fn hits(results: &Path) -> anyhow::Result<Vec<Hit>> {
     let mut met = Vec::new();
     for trial in &analysis.trials {
         let Some(median_ns) = median(trial) else { continue };
-        for row in &trial.rows {
+        // The first requests of all are slow by themselves.
+        for row in trial.rows.iter().filter(|row| row.stamps.is_measured()) {
             let Some(latency_ns) = row.stamps.latency_ns() else {
                 continue;
             };
