@@ -360,7 +360,10 @@ fn an_interrupt_during_the_set_up_is_heard() {
     let ended = run.end();
     assert_eq!(ended.status.code(), Some(130), "{}", ended.stderr);
     run.assert_nothing_left(&[]);
-    assert_cut(&run.folder(), "interrupted");
+    // Heard in time, it leaves nothing that looks like a result; else the trial that it reached is cut.
+    if let Some(folder) = only_folder(&run.results()) {
+        assert_cut(&folder, "interrupted");
+    }
 }
 
 #[test]

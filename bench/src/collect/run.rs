@@ -137,9 +137,14 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
         }
     };
     if interrupted.load(Ordering::Relaxed) {
+        let reason = "interrupted before the first trial: nothing was recorded";
+        manifest.status = Status::Cut {
+            reason: reason.to_owned(),
+        };
+        manifest.write(&folder)?;
         run.ends.part(&folder);
         forget(&folder);
-        bail!("interrupted before the first trial: nothing was recorded");
+        bail!(reason);
     }
     manifest.write(&folder)?;
     let trials = options.plan.trials();
@@ -218,10 +223,18 @@ fn results_folder(options: &RunOptions) -> anyhow::Result<PathBuf> {
 
 /// Removes the folder of a run that recorded nothing, unless there is something to come back for.
 fn forget(folder: &Path) {
-    let names = fs::read_dir(folder).into_iter().flatten().flatten();
-    if names.into_iter().all(|entry| entry.file_name() == MANIFEST) {
+    if is_empty_but_for_manifest(folder) {
+        // What cannot be removed says itself that the run was cut.
         let _ = fs::remove_dir_all(folder);
     }
+}
+
+fn is_empty_but_for_manifest(folder: &Path) -> bool {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_nothing = |entry: fs::DirEntry| {
+        entry.file_name() == MANIFEST || entry.path().is_dir() && is_empty_but_for_manifest(&entry.path())
+    };
+    entries.into_iter().all(is_nothing)
 }
 
 /// The present in UTC, in a format of `strftime` (given as `date` takes it).
