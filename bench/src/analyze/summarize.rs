@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Analysis, TrialRows,
-    trial::{TrialAnalysis, add},
+    trial::{OneWays, TrialAnalysis, add},
 };
 use crate::{
     attribute::{
@@ -61,7 +61,7 @@ struct Pool {
     errors: BTreeMap<String, u64>,
     wrong_group: u64,
     bytes: (u64, u64),
-    one_way_ns: BTreeMap<(usize, String), Vec<i64>>,
+    one_way_ns: OneWays,
     trials: Vec<(u32, TrialSummary)>,
 }
 
@@ -83,6 +83,9 @@ pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analy
         ] {
             samples.sort_unstable();
         }
+        pool.one_way_ns
+            .values_mut()
+            .for_each(|took_ns| took_ns.sort_unstable());
         pool.ledgers
             .sort_unstable_by_key(|(latency, ledger)| (*latency, ledger.total_ns()));
     }
@@ -246,15 +249,11 @@ impl Pool {
         let crossings = self.one_way_ns.iter();
         let usual = crossings.filter(|(_, took_ns)| took_ns.len() * 2 > self.latencies.len());
         usual
-            .map(|((_, what), took_ns)| {
-                let mut took_ns = took_ns.clone();
-                took_ns.sort_unstable();
-                OneWay {
-                    what: what.clone(),
-                    count: took_ns.len() as u64,
-                    p50_ns: took_ns[rank(took_ns.len(), 0.5)],
-                    p99_ns: took_ns[rank(took_ns.len(), 0.99)],
-                }
+            .map(|((_, what), took_ns)| OneWay {
+                what: what.clone(),
+                count: took_ns.len() as u64,
+                p50_ns: took_ns[rank(took_ns.len(), 0.5)],
+                p99_ns: took_ns[rank(took_ns.len(), 0.99)],
             })
             .collect()
     }

@@ -50,6 +50,9 @@ const LONG_WAIT_NS: u64 = 1_000_000;
 /// The number of no request.
 const NOBODY: u32 = u32::MAX;
 
+/// What crossings took, by their place in the exchange and their name, ns.
+pub(super) type OneWays = BTreeMap<(usize, String), Vec<i64>>;
+
 /// What one trial comes to.
 pub(super) struct TrialAnalysis {
     pub(super) trial: Trial,
@@ -63,8 +66,7 @@ pub(super) struct TrialAnalysis {
     pub(super) excess_ns: BTreeMap<Line, u64>,
     pub(super) lanes: Vec<SwimLanes>,
     pub(super) alignment: Option<Alignment>,
-    /// What each crossing of a measured request took, by its place in the exchange and its name, ns.
-    pub(super) one_way_ns: BTreeMap<(usize, String), Vec<i64>>,
+    pub(super) one_way_ns: OneWays,
     pub(super) steal_known: bool,
     /// What the counters grew by, ns by kernel folder and CPU.
     pub(super) steal_ns: BTreeMap<PathBuf, BTreeMap<u32, u64>>,
@@ -536,8 +538,8 @@ impl<'a> Joined<'a> {
         totals
     }
 
-    /// Every request with its ledger, and the time it spent on environment causes.
-    fn rows(&self) -> (Vec<Row>, Vec<u64>) {
+    /// Every request with its ledger, and the time it spent on environment causes. What the path took goes into `one_way_ns`.
+    fn rows(&self, one_way_ns: &mut OneWays) -> (Vec<Row>, Vec<u64>) {
         let mut waits: HashMap<(u32, Option<u32>), Totals> = HashMap::new();
         let recorded = self.manifest.client.kernel.is_some();
         self.requests
@@ -554,6 +556,7 @@ impl<'a> Joined<'a> {
                     );
                 }
                 let case = self.case(request);
+                self.one_way(request, &case.crossings, one_way_ns);
                 let chain = self.chain(request, &case);
                 let mut sum = Sum::default();
                 for interval in &chain {
@@ -584,16 +587,15 @@ impl<'a> Joined<'a> {
             .unzip()
     }
 
-    /// What the path took, by a crossing's place in the exchange and its name.
-    fn one_way(&self, request: &RequestStamps, into: &mut BTreeMap<(usize, String), Vec<i64>>) {
-        let Some(alignment) = &self.alignment else {
+    /// What the path took in a measured request, if it is one between two kernels.
+    fn one_way(&self, request: &RequestStamps, crossings: &[Crossing], into: &mut OneWays) {
+        let between_two = self.alignment.as_ref().filter(|_| !self.manifest.shares_kernel());
+        let Some(alignment) = between_two.filter(|_| request.is_measured()) else {
             return;
         };
-        if !request.is_measured() || request.latency_ns().is_none() || self.misses(request, Gaps::of_packets)
-        {
+        if self.misses(request, Gaps::of_packets) {
             return;
         }
-        let crossings = self.case(request).crossings;
         for (place, crossing) in crossings.iter().enumerate().filter(|(_, each)| each.repeats == 0) {
             let key = (place, crossing_name(crossing));
             into.entry(key).or_default().push(one_way_ns(crossing, alignment));
@@ -756,7 +758,8 @@ fn ascending(rows: &[Row]) -> Vec<(u64, &Row, Ledger)> {
 pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnalysis {
     let damaged = std::mem::take(&mut recorded.damaged);
     let joined = Joined::build(manifest, recorded);
-    let (rows, environment_ns) = joined.rows();
+    let mut one_way_ns = OneWays::new();
+    let (rows, environment_ns) = joined.rows(&mut one_way_ns);
     let (mut outliers, mut lanes) = (Vec::new(), Vec::new());
     let (mut culprits, mut excess_ns) = (BTreeMap::new(), BTreeMap::new());
     let sorted = ascending(&rows);
@@ -782,12 +785,6 @@ pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnaly
             if lanes.len() < LANES_PER_TRIAL {
                 lanes.push(joined.lanes(&row.stamps, &case));
             }
-        }
-    }
-    let mut one_way_ns = BTreeMap::new();
-    if !manifest.shares_kernel() {
-        for row in &rows {
-            joined.one_way(&row.stamps, &mut one_way_ns);
         }
     }
     TrialAnalysis {
@@ -825,7 +822,7 @@ pub(super) fn explain(
     numbers: &[u32],
 ) -> anyhow::Result<Vec<Story>> {
     let joined = Joined::build(manifest, recorded);
-    let (rows, _) = joined.rows();
+    let (rows, _) = joined.rows(&mut OneWays::new());
     let baseline = baseline(&ascending(&rows));
     numbers
         .iter()

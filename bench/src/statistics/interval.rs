@@ -6,7 +6,7 @@
 //! nominal 95 % covers the truth some 85 times in 100 (the tests measure both). Requests are not drawn again inside a trial: a block's
 //! figure has their noise in it already (Davison and Hinkley, Bootstrap Methods and Their Application, 1997, section 3.8).
 
-use statrs::distribution::{ContinuousCDF as _, Normal, StudentsT};
+use statrs::distribution::{ContinuousCDF as _, StudentsT};
 
 /// Of all intervals.
 pub const CONFIDENCE: f64 = 0.95;
@@ -31,24 +31,16 @@ impl Estimate {
     /// From one figure per block; `None` without any.
     #[must_use]
     pub fn of(figures: &[f64]) -> Option<Self> {
-        let count = figures.len() as f64;
-        if figures.is_empty() {
-            return None;
-        }
-        let mean = figures.iter().sum::<f64>() / count;
-        let error = (figures.len() > 1).then(|| {
-            let squares: f64 = figures.iter().map(|figure| (figure - mean).powi(2)).sum();
-            (squares / (count - 1.0) / count).sqrt()
-        });
-        let freedom = count - 1.0;
-        Some(Self {
-            blocks: figures.len() as u32,
-            mean,
-            half_width: error.map(|error| t_quantile(freedom, f64::midpoint(1.0, CONFIDENCE)) * error),
-            detectable: error.map(|error| {
-                (t_quantile(freedom, f64::midpoint(1.0, CONFIDENCE)) + t_quantile(freedom, POWER)) * error
+        match figures {
+            [] => None,
+            [figure] => Some(Self {
+                blocks: 1,
+                mean: *figure,
+                half_width: None,
+                detectable: None,
             }),
-        })
+            _ => Some(stein(figures, figures.len())),
+        }
     }
 
     /// Ends of the interval.
@@ -58,14 +50,11 @@ impl Estimate {
     }
 }
 
-/// Quantile of Student's t; of the normal distribution where the degrees of freedom are infinite.
+/// Quantile of Student's t.
 ///
 /// # Panics
 /// With no degrees of freedom, or a probability that is none.
 fn t_quantile(freedom: f64, probability: f64) -> f64 {
-    if freedom.is_infinite() {
-        return Normal::standard().inverse_cdf(probability);
-    }
     StudentsT::new(0.0, 1.0, freedom)
         .expect("degrees of freedom are positive")
         .inverse_cdf(probability)
@@ -89,7 +78,7 @@ pub fn blocks_needed(first: &[f64], half_width: f64) -> u32 {
     (needed.min(f64::from(u32::MAX)) as u32).max(first.len() as u32)
 }
 
-/// The estimate from all figures, of which the first `stage` alone decided how many there are.
+/// The estimate from all figures, of which the first `stage` alone tell the spread: those that decided how many there are, or all.
 ///
 /// # Panics
 /// If the first stage is fewer than two, or more than all.
@@ -118,6 +107,7 @@ fn deviation(figures: &[f64]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use rand::{RngExt as _, SeedableRng as _, rngs::Xoshiro256PlusPlus};
+    use statrs::distribution::Normal;
 
     use super::*;
 
