@@ -206,7 +206,11 @@ fn a_haproxy_that_runs_already_needs_nothing_but_its_port() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success());
     assert!(said.contains(&format!("nobody listens on port {port}")), "{said}");
-    assert_eq!(only_folder(results.path()), None, "a failed set-up leaves no folder");
+    assert_eq!(
+        only_folder(results.path()),
+        None,
+        "a failed set-up leaves no folder"
+    );
 
     let mut server = haproxy(&root, folder.path(), port);
     wait_until("haproxy listens", || {
