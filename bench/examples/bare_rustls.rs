@@ -24,10 +24,13 @@ use nix::sys::{
 };
 use pqtail::{
     collect::{
-        exchange::{READ_BYTES, REQUEST, RESPONSE, Reading, our_response},
-        tls::{Identity, client_config, server_config, server_name},
+        exchange::{BODY, READ_BYTES, REQUEST, Reading, read_response, response},
+        tls::{Identity, client_config, server_configs, server_name},
     },
-    plan::Arm,
+    plan::{
+        Arm,
+        condition::{CertificateKind, Condition},
+    },
 };
 use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
 
@@ -74,7 +77,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn make_identity(prefix: &std::path::Path) -> anyhow::Result<()> {
-    let identity = Identity::generate()?;
+    let identity = Identity::generate(CertificateKind::EcdsaP256)?;
     fs::write(prefix.with_extension("json"), serde_json::to_vec(&identity)?)?;
     let pem = base64_pem(&identity.certificate);
     fs::write(prefix.with_extension("pem"), pem)?;
@@ -130,7 +133,13 @@ fn print_cost(handshakes: u64, cpu_us: i64) {
 
 fn load(common: &Common, count: u64, rate: Option<f64>) -> anyhow::Result<()> {
     let identity = read_identity(&common.identity)?;
-    let config = client_config(common.arm, Some(&identity.certificate))?.context("this arm has no TLS")?;
+    let config = client_config(
+        common.arm,
+        &Condition::default(),
+        Some(&identity.certificate),
+        None,
+    )?
+    .context("this arm has no TLS")?;
     let before = cpu_us()?;
     let begin = Instant::now();
     for number in 0..count {
@@ -170,7 +179,7 @@ fn get(address: SocketAddr, config: Arc<ClientConfig>) -> anyhow::Result<()> {
         tls.reader().read_exact(&mut response[have..have + plain])?;
         have += plain;
     }
-    if our_response(&response[..have], have) != Reading::Whole {
+    if read_response(&response[..have], have, true, Some(BODY.len() as u32)) != Reading::Whole {
         bail!("another response than expected");
     }
     Ok(())
@@ -178,7 +187,8 @@ fn get(address: SocketAddr, config: Arc<ClientConfig>) -> anyhow::Result<()> {
 
 fn serve(common: &Common) -> anyhow::Result<()> {
     let identity = read_identity(&common.identity)?;
-    let config = server_config(common.arm, &identity)?.context("this arm has no TLS")?;
+    let [config, _] =
+        server_configs(common.arm, &Condition::default(), &identity)?.context("this arm has no TLS")?;
     let listener = TcpListener::bind(common.address)?;
     let handshakes = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&handshakes);
@@ -215,7 +225,7 @@ fn answer(mut stream: TcpStream, config: Arc<ServerConfig>) -> anyhow::Result<()
             tls.write_tls(&mut stream)?;
         }
     }
-    tls.writer().write_all(RESPONSE)?;
+    tls.writer().write_all(&response(BODY.len() as u32, true))?;
     tls.send_close_notify();
     while tls.wants_write() {
         tls.write_tls(&mut stream)?;

@@ -14,9 +14,14 @@ use pqtail::{
     collect::{
         load::{Load, LoadSettings},
         serve::{ServeSettings, Server},
+        service::Service,
         tls::Identity,
     },
-    plan::{Arm, Arrivals, Plan},
+    plan::{
+        Arm, Arrivals, Cell, Plan,
+        condition::{CertificateKind, Condition},
+        nothing_varied, usual_quantile,
+    },
     record::{
         stamps::{ConnectionStamps, Outcome},
         stream::{Recording, StreamKind},
@@ -108,15 +113,18 @@ fn load(common: &Common, count: u64, rate: f64) -> anyhow::Result<()> {
         seed: 1,
         timeout_ns: TIMEOUT_NS,
         probes: false,
+        conditions: nothing_varied(),
+        highest_quantile: usual_quantile(),
+        first_stage: None,
     };
     plan.validate()?;
     let trial = plan.trials()[0];
     let mut load = Load::start(LoadSettings {
         server: common.address.ip(),
-        ports: vec![(common.arm, common.address.port())],
+        services: vec![service(common)],
         cpus: vec![common.cpu],
         plan,
-        certificate: Some(identity.certificate),
+        certificates: Some([(CertificateKind::EcdsaP256, identity.certificate)].into()),
     })?;
     let recording = recording_path("load");
     let before = cpu_us()?;
@@ -129,12 +137,24 @@ fn load(common: &Common, count: u64, rate: f64) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn service(common: &Common) -> Service {
+    Service {
+        cell: Cell {
+            condition: 0,
+            arm: common.arm,
+        },
+        condition: Condition::default(),
+        port: common.address.port(),
+        side_port: None,
+    }
+}
+
 fn serve(common: &Common) -> anyhow::Result<()> {
     let mut server = Server::start(&ServeSettings {
         address: common.address.ip(),
-        ports: vec![(common.arm, common.address.port())],
+        services: vec![service(common)],
         cpus: vec![common.cpu],
-        identity: read_identity(&common.identity)?,
+        identities: [(CertificateKind::EcdsaP256, read_identity(&common.identity)?)].into(),
         faults: None,
     })?;
     let recording = recording_path("serve");

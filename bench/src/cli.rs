@@ -8,9 +8,10 @@ use crate::{
     audit::{Claim, Options as AuditOptions, TimeUnit},
     collect::{
         doctor::Questions,
-        run::{RunOptions, ServerChoice},
+        run::{RunOptions, ServerChoice, Until},
     },
-    plan::{Arm, Arrivals, Plan},
+    plan::{Arm, Arrivals, Plan, usual_quantile},
+    scenario::{self, Percentile, Scenario},
     truth::{Case, TruthOptions},
 };
 
@@ -29,6 +30,8 @@ pub enum Verb {
     /// Run the A/B on this machine (needs root) or between two hosts (--hosts), record the kernel, and report. Exits with 0 if it
     /// ran to its end, whatever it thinks of itself (`valid` in summary.json tells), with 1 if not, with 130 if interrupted.
     Run(Box<RunArgs>),
+    /// List the scenarios: what `run --scenario` varies, and what each is to answer.
+    Scenarios(ScenariosArgs),
     /// Make the report again from a run's recorded files.
     Analyze(AnalyzeArgs),
     /// Tell the stories of single requests, interval by interval and cause by cause.
@@ -73,30 +76,49 @@ pub enum Verb {
 /// Flags of `run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Requests per second, each a fresh connection.
-    #[arg(long, default_value_t = 300.0)]
-    pub rate: f64,
-    /// Measured part of a trial, for example 10s or 5m.
-    #[arg(long, default_value = "10s", value_parser = humantime::parse_duration)]
-    pub duration: Duration,
-    /// Part of a trial before it that is sent but not counted.
-    #[arg(long, default_value = "2s", value_parser = humantime::parse_duration)]
-    pub warmup: Duration,
-    /// Trials per arm.
-    #[arg(long, default_value_t = 5)]
-    pub trials: u32,
-    /// Arms, the first being the baseline.
-    #[arg(long, value_delimiter = ',', default_value = "x25519,x25519mlkem768")]
+    /// What is varied besides the arms: a scenario by its name (`pqtail scenarios`), or a file of one in TOML.
+    #[arg(long, default_value = scenario::DEFAULT)]
+    pub scenario: String,
+    /// Find the rates that the load generator and the server can do, and that are safe to quote: the scenario rate-sweep.
+    #[arg(long, conflicts_with = "scenario")]
+    pub calibrate: bool,
+    /// Requests per second, each a fresh connection [default: the scenario's, else 300].
+    #[arg(long)]
+    pub rate: Option<f64>,
+    /// Measured part of a trial, for example 10s or 5m [default: the scenario's, else 10s].
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub duration: Option<Duration>,
+    /// Part of a trial before it that is sent but not counted [default: the scenario's, else 2s].
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub warmup: Option<Duration>,
+    /// Trials per arm, under each condition of the scenario [default: the scenario's, else 5].
+    #[arg(long)]
+    pub trials: Option<u32>,
+    /// Run further trials until the 95 % interval of the difference at the median is at most this share of the baseline's median to
+    /// each side, for example 0.02. --trials are run first and decide how many; so the interval stays as sure as it says.
+    #[arg(long, value_name = "RELATIVE_WIDTH", value_parser = relative_width)]
+    pub until: Option<f64>,
+    /// Trials per arm that --until may run at most.
+    #[arg(long, default_value_t = 50)]
+    pub trials_max: u32,
+    /// Run the first arm against itself: of at least 16 trials, 200 comparisons in which every difference that shows is a false alarm.
+    #[arg(long, conflicts_with = "until")]
+    pub null: bool,
+    /// Arms, the first being the baseline [default: the scenario's, else x25519,x25519mlkem768].
+    #[arg(long, value_delimiter = ',')]
     pub arms: Vec<Arm>,
-    /// Spread of the intended starts.
-    #[arg(long, value_enum, default_value_t = Arrivals::Poisson)]
-    pub arrivals: Arrivals,
+    /// Spread of the intended starts [default: the scenario's, else poisson].
+    #[arg(long, value_enum)]
+    pub arrivals: Option<Arrivals>,
     /// Seed of trial order and arrivals; drawn anew and recorded if absent.
     #[arg(long)]
     pub seed: Option<u64>,
-    /// A request that takes longer is a failure.
-    #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
-    pub timeout: Duration,
+    /// A request that takes longer is a failure [default: the scenario's, else 5s].
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub timeout: Option<Duration>,
+    /// The highest percentile that is to be quoted, which needs 10 samples beyond it [default: the scenario's, else p99.9].
+    #[arg(long)]
+    pub percentile: Option<Percentile>,
     /// Folder for results folders.
     #[arg(long, default_value = "results")]
     pub results: PathBuf,
@@ -139,6 +161,14 @@ pub struct RunArgs {
     /// No progress on stderr.
     #[arg(long)]
     pub quiet: bool,
+}
+
+/// Flags of `scenarios`.
+#[derive(Debug, Args)]
+pub struct ScenariosArgs {
+    /// Print them as JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Flags that say who serves.
@@ -374,31 +404,86 @@ fn ring_mib(text: &str) -> Result<u32, String> {
     }
 }
 
+fn relative_width(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(width) if width > 0.0 && width < 1.0 => Ok(width),
+        _ => Err("a share of the baseline's median between 0 and 1, such as 0.02".to_owned()),
+    }
+}
+
 fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// What neither the flags nor the scenario say.
+mod usual {
+    use std::time::Duration;
+
+    pub(super) const RATE_HZ: f64 = 300.0;
+    pub(super) const TRIALS: u32 = 5;
+    pub(super) const DURATION: Duration = Duration::from_secs(10);
+    pub(super) const WARMUP: Duration = Duration::from_secs(2);
+    pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+}
+
+/// Trials of one arm from which an arm can be compared with itself ([`crate::statistics::null`]).
+const NULL_TRIALS_MIN: u32 = 16;
+
 impl RunArgs {
     /// As the controller takes them; draws a seed if none is given.
-    #[must_use]
-    pub fn options(self) -> RunOptions {
-        RunOptions {
+    ///
+    /// # Errors
+    /// When there is no such scenario, or it is not understood.
+    pub fn options(self) -> anyhow::Result<RunOptions> {
+        let name = if self.calibrate {
+            scenario::CALIBRATION
+        } else {
+            &self.scenario
+        };
+        let scenario = Scenario::find(name)?;
+        let mut arms = if self.arms.is_empty() {
+            scenario.arms.unwrap_or_else(scenario::default_arms)
+        } else {
+            self.arms
+        };
+        let mut trials_per_arm = self.trials.or(scenario.trials).unwrap_or(usual::TRIALS);
+        let mut conditions = scenario.conditions;
+        if self.null {
+            arms.truncate(1);
+            for condition in &mut conditions {
+                condition.arms = None;
+            }
+            trials_per_arm = trials_per_arm.saturating_mul(2).max(NULL_TRIALS_MIN);
+        }
+        let server = match self.server.server {
+            ServerName::Embedded => "",
+            ServerName::Nginx => "-nginx",
+            ServerName::Adopted => "-adopted",
+        };
+        Ok(RunOptions {
             plan: Plan {
-                scenario: match self.server.server {
-                    ServerName::Embedded => "fresh-handshake".to_owned(),
-                    ServerName::Nginx => "fresh-handshake-nginx".to_owned(),
-                    ServerName::Adopted => "fresh-handshake-adopted".to_owned(),
-                },
-                arms: self.arms,
-                trials_per_arm: self.trials,
-                rate_hz: self.rate,
-                duration_ns: ns(self.duration),
-                warmup_ns: ns(self.warmup),
-                arrivals: self.arrivals,
+                scenario: format!("{}{server}", scenario.name),
+                arms,
+                trials_per_arm,
+                rate_hz: self.rate.or(scenario.rate_hz).unwrap_or(usual::RATE_HZ),
+                duration_ns: ns(self.duration.or(scenario.duration).unwrap_or(usual::DURATION)),
+                warmup_ns: ns(self.warmup.or(scenario.warmup).unwrap_or(usual::WARMUP)),
+                arrivals: self.arrivals.or(scenario.arrivals).unwrap_or(Arrivals::Poisson),
                 seed: self.seed.unwrap_or_else(drawn_seed),
-                timeout_ns: ns(self.timeout),
+                timeout_ns: ns(self.timeout.or(scenario.timeout).unwrap_or(usual::TIMEOUT)),
                 probes: !self.no_probes,
+                conditions,
+                highest_quantile: self
+                    .percentile
+                    .map(|percentile| percentile.0)
+                    .or(scenario.highest_quantile)
+                    .unwrap_or(usual_quantile()),
+                first_stage: None,
             },
+            until: self.until.map(|relative_width| Until {
+                relative_width,
+                trials_max: self.trials_max,
+            }),
             results: self.results,
             server: self.server.choice(),
             hosts: self.hosts,
@@ -411,6 +496,6 @@ impl RunArgs {
             ring_bytes: self.ring_mib << 20,
             faults: self.faults,
             quiet: self.quiet,
-        }
+        })
     }
 }

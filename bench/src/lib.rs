@@ -14,6 +14,8 @@
 
 pub mod plan;
 
+pub mod scenario;
+
 pub mod collect;
 
 pub mod record;

@@ -17,7 +17,7 @@ use clap::Parser as _;
 use pqtail::{
     analyze::{Analysis, Story, analyze, explain, planned, slowest_trial},
     audit::{self, audit},
-    cli::{AnalyzeArgs, AuditArgs, Cli, DoctorArgs, ExplainArgs, RunArgs, TruthArgs, Verb},
+    cli::{AnalyzeArgs, AuditArgs, Cli, DoctorArgs, ExplainArgs, RunArgs, ScenariosArgs, TruthArgs, Verb},
     collect::{
         agent,
         doctor::{self, Level},
@@ -27,10 +27,11 @@ use pqtail::{
     publish::publish,
     record::manifest::{Manifest, Status},
     report::{
-        audit as audit_text, preflight,
+        audit as audit_text, preflight, scenarios,
         summary::Outlier,
         terminal::{self, Stretch},
     },
+    scenario::Scenario,
     truth::{self, away},
 };
 use signal_hook::{
@@ -44,6 +45,7 @@ const INTERRUPTED: u8 = 130;
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Run(args) => run_and_report(*args),
+        Verb::Scenarios(args) => list_scenarios(&args),
         Verb::Analyze(args) => analyze_again(&args),
         Verb::Explain(args) => tell(&args),
         Verb::Truth(args) => try_truth(&args),
@@ -67,11 +69,12 @@ fn main() -> ExitCode {
 fn run_and_report(args: RunArgs) -> anyhow::Result<ExitCode> {
     let interrupted = interruptible()?;
     let (json, quiet) = (args.json, args.quiet);
-    let options = args.options();
+    let options = args.options()?;
     if !quiet {
         let plan = &options.plan;
         eprintln!(
-            "pqtail: {} trials, about {:.0} s, seed {}",
+            "pqtail: {}: {} trials, about {:.0} s, seed {}",
+            plan.scenario,
             plan.trials().len(),
             plan.total_ns() as f64 / 1e9,
             plan.seed
@@ -255,6 +258,16 @@ fn audit_again(args: &AuditArgs) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::SUCCESS
     })
+}
+
+fn list_scenarios(args: &ScenariosArgs) -> anyhow::Result<ExitCode> {
+    let own = Scenario::own();
+    print(&if args.json {
+        serde_json::to_string_pretty(&own)? + "\n"
+    } else {
+        scenarios::render(&own)
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn tell_of_stops(args: &AnalyzeArgs) -> anyhow::Result<ExitCode> {

@@ -1,11 +1,14 @@
 //! Scenario x arms x trials, expanded into an explicit, seeded, interleaved list of trials.
 
+pub mod condition;
+
 use std::{fmt, str::FromStr};
 
 use anyhow::{bail, ensure};
 use rand::{RngExt as _, SeedableRng as _, rngs::Xoshiro256PlusPlus, seq::SliceRandom as _};
 use serde::{Deserialize, Serialize};
 
+use self::condition::Condition;
 use crate::record::TIME_NS_MAX;
 
 /// What one side of the comparison does: which key exchange is offered, and what the server must choose.
@@ -108,6 +111,37 @@ pub struct Plan {
     pub timeout_ns: u64,
     /// Whether the kernel is recorded.
     pub probes: bool,
+    /// What is varied besides the arms: every arm runs under each. One that asks for nothing, in older recordings too, where nothing
+    /// is.
+    #[serde(default = "nothing_varied")]
+    pub conditions: Vec<Condition>,
+    /// The highest quantile that is to be quoted, 0 to 1: what needs enough samples.
+    #[serde(default = "usual_quantile")]
+    pub highest_quantile: f64,
+    /// How many of the trials of each cell decided how many there are, if they did ([`crate::statistics::interval::stein`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_stage: Option<u32>,
+}
+
+/// p99.9.
+#[must_use]
+pub const fn usual_quantile() -> f64 {
+    0.999
+}
+
+/// Conditions of a plan that varies only its arms.
+#[must_use]
+pub fn nothing_varied() -> Vec<Condition> {
+    vec![Condition::default()]
+}
+
+/// An arm under a condition: what trials are repetitions of. Ordered by condition, so that what is compared stands together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Cell {
+    /// Position in [`Plan::conditions`].
+    pub condition: u32,
+    /// The arm.
+    pub arm: Arm,
 }
 
 /// One trial: one arm, one stretch of time.
@@ -115,10 +149,13 @@ pub struct Plan {
 pub struct Trial {
     /// Position in the run, from 0.
     pub index: u32,
-    /// Block of trials that holds each arm once, from 0.
+    /// Block of trials that holds each cell once, from 0.
     pub block: u32,
     /// What is measured.
     pub arm: Arm,
+    /// Under which of [`Plan::conditions`].
+    #[serde(default)]
+    pub condition: u32,
     /// Seed of this trial's arrivals.
     pub seed: u64,
 }
@@ -139,26 +176,33 @@ impl Plan {
             !self.arms.is_empty(),
             "--arms is empty: name at least one arm, for example x25519"
         );
-        for (position, arm) in self.arms.iter().enumerate() {
-            ensure!(
-                !self.arms[..position].contains(arm),
-                "--arms names {arm} twice: each arm once, for example x25519,x25519mlkem768"
-            );
+        let lists = self
+            .conditions
+            .iter()
+            .filter_map(|condition| condition.arms.as_ref());
+        for arms in std::iter::once(&self.arms).chain(lists) {
+            for (position, arm) in arms.iter().enumerate() {
+                ensure!(
+                    !arms[..position].contains(arm),
+                    "--arms names {arm} twice: each arm once, for example x25519,x25519mlkem768"
+                );
+            }
         }
+        ensure!(!self.conditions.is_empty(), "the plan has no condition");
+        ensure!(
+            (0.5..1.0).contains(&self.highest_quantile),
+            "the highest percentile is {}: it must be from p50 to below p100",
+            self.highest_quantile
+        );
         ensure!(
             self.trials_per_arm > 0,
             "--trials is 0: at least one trial per arm is needed"
         );
-        let trials = u64::from(self.trials_per_arm) * self.arms.len() as u64;
+        let trials = u64::from(self.trials_per_arm) * self.cells().len() as u64;
         ensure!(
             trials <= TRIALS_MAX,
             "--trials {} makes {trials} trials: a run holds at most {TRIALS_MAX}",
             self.trials_per_arm
-        );
-        ensure!(
-            self.rate_hz.is_finite() && self.rate_hz > 0.0,
-            "--rate is {}: it must be above 0 requests per second",
-            self.rate_hz
         );
         ensure!(
             self.duration_ns > self.warmup_ns,
@@ -173,72 +217,157 @@ impl Plan {
             human_seconds(self.duration_ns)
         );
         ensure!(self.timeout_ns > 0, "--timeout is 0: a request needs some time");
-        let arrivals = self.rate_hz * (self.duration_ns + self.warmup_ns) as f64 / 1e9;
-        ensure!(
-            arrivals < ARRIVALS_MAX,
-            "a trial of {arrivals:.0} requests is more than the {ARRIVALS_MAX:.0} one trial can hold: lower --rate or \
-             --duration"
-        );
-        ensure!(
-            self.rate_hz * (self.duration_ns as f64) >= 1e9,
-            "--rate {} for {} makes no request: raise one of them",
-            self.rate_hz,
-            human_seconds(self.duration_ns)
-        );
+        for (index, condition) in self.conditions.iter().enumerate() {
+            let rate_hz = self.rate_hz(index as u32);
+            ensure!(
+                rate_hz.is_finite() && rate_hz > 0.0,
+                "--rate is {rate_hz}: it must be above 0 requests per second"
+            );
+            let arrivals = rate_hz * (self.duration_ns + self.warmup_ns) as f64 / 1e9;
+            ensure!(
+                arrivals < ARRIVALS_MAX,
+                "a trial of {arrivals:.0} requests is more than the {ARRIVALS_MAX:.0} one trial can hold: lower --rate or \
+                 --duration"
+            );
+            ensure!(
+                rate_hz * (self.duration_ns as f64) >= 1e9,
+                "--rate {rate_hz} for {} makes no request: raise one of them",
+                human_seconds(self.duration_ns)
+            );
+            condition.validate(self.arms_of(index as u32))?;
+        }
         Ok(())
     }
 
-    /// The trials in the order in which they run: blocks that hold every arm once, each block in an order drawn from
-    /// the seed, so that drift of the machine falls on all arms alike.
+    /// Arms that run under a condition, the first being the baseline.
+    ///
+    /// # Panics
+    /// Without such a condition.
+    #[must_use]
+    pub fn arms_of(&self, condition: u32) -> &[Arm] {
+        self.conditions[condition as usize]
+            .arms
+            .as_ref()
+            .unwrap_or(&self.arms)
+    }
+
+    /// Requests per second under a condition.
+    ///
+    /// # Panics
+    /// Without such a condition.
+    #[must_use]
+    pub fn rate_hz(&self, condition: u32) -> f64 {
+        self.conditions[condition as usize]
+            .rate_hz
+            .unwrap_or(self.rate_hz)
+    }
+
+    /// Every arm under each of its conditions, conditions in their order and arms in theirs.
+    #[must_use]
+    pub fn cells(&self) -> Vec<Cell> {
+        (0..self.conditions.len() as u32)
+            .flat_map(|condition| {
+                self.arms_of(condition)
+                    .iter()
+                    .map(move |&arm| Cell { condition, arm })
+            })
+            .collect()
+    }
+
+    /// What a condition is called, by what tells it from the others: `10KB-resumed50`. Empty where it is the only one. Safe in
+    /// paths and shells.
+    #[must_use]
+    pub fn condition_name(&self, condition: u32) -> String {
+        let all: Vec<_> = (0..self.conditions.len() as u32)
+            .map(|each| self.conditions[each as usize].words(self.rate_hz(each)))
+            .collect();
+        let own = &all[condition as usize];
+        let varied = (0..own.len()).filter(|&word| all.iter().any(|words| words[word] != own[word]));
+        let words: Vec<&str> = varied.map(|word| own[word].as_str()).collect();
+        words.join("-")
+    }
+
+    /// What files and reports call a cell: the arm's name, and the condition's behind an `@` if there are several.
+    #[must_use]
+    pub fn cell_name(&self, cell: Cell) -> String {
+        match self.condition_name(cell.condition).as_str() {
+            "" => cell.arm.to_string(),
+            condition => format!("{}@{condition}", cell.arm),
+        }
+    }
+
+    /// The trials in the order in which they run: blocks that hold every cell once, so that drift of the machine falls on all alike.
+    /// Conditions come in an order drawn from the seed, and the arms of each next to one another, in an order drawn as well.
     #[must_use]
     pub fn trials(&self) -> Vec<Trial> {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(self.seed);
         let mut trials = Vec::new();
-        let mut order = self.arms.clone();
+        let mut conditions: Vec<u32> = (0..self.conditions.len() as u32).collect();
+        let mut orders: Vec<Vec<Arm>> = conditions
+            .iter()
+            .map(|&each| self.arms_of(each).to_vec())
+            .collect();
         for block in 0..self.trials_per_arm {
             // Every second block mirrors the one before (ABBA), which cancels a linear drift within the pair.
-            if block % 2 == 0 {
-                order.shuffle(&mut random);
-            } else {
-                order.reverse();
+            if block % 2 == 1 {
+                conditions.reverse();
+            } else if conditions.len() > 1 {
+                conditions.shuffle(&mut random);
             }
-            for &arm in &order {
-                trials.push(Trial {
-                    index: trials.len() as u32,
-                    block,
-                    arm,
-                    seed: random.random(),
-                });
+            for &condition in &conditions {
+                let order = &mut orders[condition as usize];
+                if block % 2 == 0 {
+                    order.shuffle(&mut random);
+                } else {
+                    order.reverse();
+                }
+                for &arm in &*order {
+                    trials.push(Trial {
+                        index: trials.len() as u32,
+                        block,
+                        arm,
+                        condition,
+                        seed: random.random(),
+                    });
+                }
             }
         }
         trials
     }
 
-    /// Port of each arm on the server: one listener per arm, so that trials alternate without a restart.
-    #[must_use]
-    pub fn port(&self, base: u16, arm: Arm) -> u16 {
-        base + self
-            .arms
-            .iter()
-            .position(|&each| each == arm)
-            .expect("an arm of this plan") as u16
-    }
-
     /// How long the whole run measures, ns, without set-up and analysis.
     #[must_use]
     pub fn total_ns(&self) -> u64 {
-        u64::from(self.trials_per_arm) * self.arms.len() as u64 * (self.duration_ns + self.warmup_ns)
+        u64::from(self.trials_per_arm) * self.cells().len() as u64 * (self.duration_ns + self.warmup_ns)
     }
 }
 
 impl Trial {
+    /// What it repeats.
+    #[must_use]
+    pub const fn cell(&self) -> Cell {
+        Cell {
+            condition: self.condition,
+            arm: self.arm,
+        }
+    }
+
+    /// Which of so many requests resume an earlier session, drawn from the seed with the condition's share.
+    #[must_use]
+    pub fn resumed(&self, plan: &Plan, requests: usize) -> Vec<bool> {
+        let share = plan.conditions[self.condition as usize].resumed;
+        // Another stream than that of the arrivals.
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(!self.seed);
+        (0..requests).map(|_| random.random::<f64>() < share).collect()
+    }
+
     /// Intended starts in ns after the trial's begin, ascending, over warm-up and measured part.
     ///
     /// Drawn in advance, so that a slow system cannot slow down the arrivals that measure it.
     #[must_use]
     pub fn arrivals_ns(&self, plan: &Plan) -> Vec<u64> {
         let end_ns = plan.warmup_ns + plan.duration_ns;
-        let gap_ns = 1e9 / plan.rate_hz;
+        let gap_ns = 1e9 / plan.rate_hz(self.condition);
         let mut random = Xoshiro256PlusPlus::seed_from_u64(self.seed);
         let mut arrivals = Vec::with_capacity((end_ns as f64 / gap_ns * 1.1) as usize + 16);
         let mut at_ns = 0.0;
@@ -278,6 +407,9 @@ mod tests {
             seed: 7,
             timeout_ns: 5_000_000_000,
             probes: true,
+            conditions: nothing_varied(),
+            highest_quantile: usual_quantile(),
+            first_stage: None,
         }
     }
 

@@ -32,7 +32,7 @@ pub fn publish(results: &Path, analysis: &Analysis) -> anyhow::Result<()> {
         .unwrap_or(0);
     let mut intervals = Vec::new();
     for trial in &analysis.trials {
-        let name = trial.trial.arm.name();
+        let name = plan.cell_name(trial.trial.cell());
         let folder = results.join(format!("requests/arm={name}/trial={}", trial.trial.index));
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
         requests_parquet(&folder.join("requests.parquet"), &trial.rows)?;

@@ -9,6 +9,7 @@ pub mod html;
 pub mod export;
 
 pub mod preflight;
+pub mod scenarios;
 
 pub mod audit;
 

@@ -17,12 +17,16 @@ pub struct Facts {
     pub no_port: u64,
     /// 99 in 100 requests began at most this long after their intended start, ns.
     pub lateness_p99_ns: u64,
+    /// Where most of the latency lies in the cell that was latest, and its share, 0 to 1.
+    pub lateness_cause: Option<(&'static str, f64)>,
     /// Median latency of the first arm, ns.
     pub p50_ns: u64,
     /// Busiest trial of the client's and the server's worker threads: CPU time over wall time.
     pub client_busy: Option<f64>,
     /// See [`Facts::client_busy`].
     pub server_busy: Option<f64>,
+    /// Of a sweep over rates, for each arm: the highest rate that is safe to quote, and why the next is not.
+    pub capacity: Option<Vec<(String, f64, Option<String>)>>,
     /// Whether the kernel was recorded.
     pub probes: bool,
     /// Kernel records lost, and damaged or cut recordings.
@@ -37,14 +41,58 @@ pub struct Facts {
     pub steal_known: bool,
     /// Share of an outlier's latency that stays unexplained: median and worst over the outliers.
     pub unexplained: Option<(f64, f64)>,
+    /// The highest quantile that is to be quoted.
+    pub highest_quantile: f64,
     /// Fewest good requests of any arm.
     pub samples: u64,
     /// Trials per arm: how many differences an interval is made from.
     pub blocks: u32,
     /// Whether arms are compared.
     pub compares: bool,
-    /// Difference at the median with its interval, ns, of the second arm; `None` with one arm or one trial.
-    pub difference_p50: Option<(i64, (i64, i64))>,
+    /// Differences at the median with their intervals, ns; none with one arm or one trial.
+    pub differences_p50: Vec<(i64, (i64, i64))>,
+}
+
+/// What a cell's load did to both sides; shares are 0 to 1.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Measured requests, good or not.
+    pub attempts: u64,
+    /// Those that failed.
+    pub errors: u64,
+    /// See [`Facts::lateness_p99_ns`].
+    pub lateness_p99_ns: u64,
+    /// See [`Facts::client_busy`].
+    pub client_busy: Option<f64>,
+    /// See [`Facts::client_busy`].
+    pub server_busy: Option<f64>,
+}
+
+/// Why a cell's figures are those of a saturated side and not to be quoted; `None` if they are not.
+#[must_use]
+pub fn saturation(load: &Load) -> Option<String> {
+    let mut why = Vec::new();
+    for (side, busy) in [
+        ("the load generator", load.client_busy),
+        ("the server", load.server_busy),
+    ] {
+        if let Some(busy) = busy.filter(|busy| *busy > BUSY_MAX) {
+            why.push((busy, format!("{side} is {:.0} % busy", busy * 100.0)));
+        }
+    }
+    // The busier side first: it is the one that saturates.
+    why.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut why: Vec<String> = why.into_iter().map(|(_, text)| text).collect();
+    if load.lateness_p99_ns > LATENESS_NS_MAX {
+        why.push(format!(
+            "requests start up to {:.1} ms late (p99)",
+            load.lateness_p99_ns as f64 / 1e6
+        ));
+    }
+    if load.errors as f64 > ERROR_SHARE_MAX * load.attempts as f64 {
+        why.push(format!("{} of {} requests fail", load.errors, load.attempts));
+    }
+    (!why.is_empty()).then(|| why.join(", "))
 }
 
 const ERROR_SHARE_MAX: f64 = 0.001;
@@ -123,7 +171,14 @@ pub fn judge(facts: &Facts) -> Vec<Verdict> {
     rule(
         "load generator in time",
         facts.lateness_p99_ns <= LATENESS_NS_MAX,
-        format!("p99 lateness {:.3} ms", facts.lateness_p99_ns as f64 / 1e6),
+        match facts.lateness_cause {
+            Some((line, share)) if facts.lateness_p99_ns > LATENESS_NS_MAX => format!(
+                "p99 lateness {:.3} ms; {:.0} % of all latency is {line}",
+                facts.lateness_p99_ns as f64 / 1e6,
+                share * 100.0
+            ),
+            _ => format!("p99 lateness {:.3} ms", facts.lateness_p99_ns as f64 / 1e6),
+        },
         "Requests that start late measure the load generator. Lower --rate, or give it more CPUs (--client-cpus).",
     );
     for (name, busy, text) in [
@@ -147,6 +202,22 @@ pub fn judge(facts: &Facts) -> Vec<Verdict> {
                 text,
             );
         }
+    }
+    if let Some(capacity) = &facts.capacity {
+        let each = |(arm, safe, why): &(String, f64, Option<String>)| {
+            let why = why.as_deref().unwrap_or("the highest rate was not too much");
+            match safe {
+                0.0 => format!("{arm}: no rate ({why})"),
+                _ => format!("{arm}: {safe}/s ({why})"),
+            }
+        };
+        rule(
+            "rates to quote",
+            capacity.iter().all(|(_, safe, _)| *safe > 0.0),
+            capacity.iter().map(each).collect::<Vec<_>>().join("; "),
+            "Up to these rates neither side is saturated. Cells of higher rates measure a queue: do not quote them. Where none is \
+             safe, sweep lower rates.",
+        );
     }
     let damaged = format!("{} recordings damaged, cut or missing", facts.damaged);
     rule(
@@ -192,12 +263,13 @@ pub fn judge(facts: &Facts) -> Vec<Verdict> {
             );
         }
     }
-    let beyond = facts.samples / 1000;
+    let beyond = (facts.samples as f64 * (1.0 - facts.highest_quantile) + 1e-9) as u64;
     rule(
-        "samples for p99.9",
+        "samples for the tail",
         beyond >= SAMPLES_BEYOND,
-        format!("{beyond} samples beyond it"),
-        "With fewer than 10 samples beyond it, p99.9 is a matter of chance. Raise --trials, --duration or --rate.",
+        format!("{beyond} samples beyond p{}", percentile(facts.highest_quantile)),
+        "With fewer than 10 samples beyond it, a percentile is a matter of chance. Raise --trials, --duration or --rate, or ask for a \
+         lower one (--percentile).",
     );
     if facts.compares {
         rule(
@@ -208,20 +280,39 @@ pub fn judge(facts: &Facts) -> Vec<Verdict> {
              --trials.",
         );
     }
-    if let Some((difference, (low, high))) = facts.difference_p50 {
-        rule(
+    let is_shown = |&&(_, (low, high)): &&(i64, (i64, i64))| low > 0 || high < 0;
+    match facts.differences_p50.as_slice() {
+        [] => {}
+        [one @ (difference, (low, high))] => rule(
             "effect above the spread",
-            low > 0 || high < 0,
+            is_shown(&one),
             format!(
                 "p50 {:+.1} us, 95 % interval {:+.1} to {:+.1} us",
-                difference as f64 / 1e3,
-                low as f64 / 1e3,
-                high as f64 / 1e3
+                *difference as f64 / 1e3,
+                *low as f64 / 1e3,
+                *high as f64 / 1e3
             ),
             "When the interval contains 0, no difference is shown. Raise --trials.",
-        );
+        ),
+        many => {
+            let shown = many.iter().filter(is_shown).count();
+            rule(
+                "effect above the spread",
+                shown > 0,
+                format!(
+                    "p50: a difference is shown in {shown} of {} comparisons",
+                    many.len()
+                ),
+                "When an interval contains 0, no difference is shown there: see what it excludes. Raise --trials for narrower ones.",
+            );
+        }
     }
     verdicts
+}
+
+/// `99.9` for 0.999, without the noise of a binary fraction.
+fn percentile(quantile: f64) -> f64 {
+    (quantile * 1e8).round() / 1e6
 }
 
 #[cfg(test)]
@@ -236,6 +327,9 @@ mod tests {
             wrong_group: 0,
             no_port: 0,
             lateness_p99_ns: 50_000,
+            lateness_cause: None,
+            capacity: None,
+            highest_quantile: 0.999,
             p50_ns: 800_000,
             client_busy: Some(0.2),
             server_busy: Some(0.1),
@@ -249,7 +343,7 @@ mod tests {
             samples: 10_000,
             blocks: 5,
             compares: true,
-            difference_p50: Some((80_000, (70_000, 90_000))),
+            differences_p50: vec![(80_000, (70_000, 90_000))],
         }
     }
 
@@ -276,7 +370,7 @@ mod tests {
             (|f| f.clock_error_ns = None, "clocks aligned"),
             (|f| f.steal_share = 0.2, "steal"),
             (|f| f.unexplained = Some((0.2, 0.9)), "outliers explained"),
-            (|f| f.samples = 9_000, "samples for p99.9"),
+            (|f| f.samples = 9_000, "samples for the tail"),
             (|f| f.blocks = 3, "trials"),
         ];
         for (breaks, rule) in broken {

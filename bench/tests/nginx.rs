@@ -19,6 +19,7 @@ use nix::{
 };
 use pqtail::{
     collect::{nginx::Program, tls::expected},
+    plan::condition::Condition,
     record::{
         manifest::{Manifest, Status, recording},
         stamps::{Outcome, RequestStamps},
@@ -96,7 +97,7 @@ fn require_every_request(folder: &Path, manifest: &Manifest) {
         for request in &requests {
             let arm = trial.trial.arm;
             assert_eq!(request.outcome(), Outcome::Ok, "{arm}: {request:?}");
-            assert_eq!(request.group, expected(arm).group, "{arm}");
+            assert_eq!(request.group, expected(arm, &Condition::default()).group, "{arm}");
         }
         assert!(trial.server_cpu_ns > 0);
     }

@@ -39,6 +39,7 @@ use pqtail::{
         link::{CLIENT_NAME, SERVER_NAME},
         tls::expected,
     },
+    plan::condition::Condition,
     record::{
         manifest::{Manifest, Status},
         stamps::{Outcome, RequestStamps},
@@ -110,7 +111,7 @@ fn a_short_run_is_complete_and_its_files_agree() {
         assert!(measured.clone().count() > 0, "trial {trial} measured nothing");
         for request in measured {
             assert_eq!(request.outcome(), Outcome::Ok, "{arm}: {request:?}");
-            assert_eq!(request.group, expected(arm).group, "{arm}");
+            assert_eq!(request.group, expected(arm, &Condition::default()).group, "{arm}");
             latencies_ns.insert((trial, request.request), request.latency_ns().unwrap());
         }
     }

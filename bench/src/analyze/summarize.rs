@@ -11,22 +11,22 @@ use crate::{
         cause::mean_band,
         ledger::{Ledger, Line},
     },
-    plan::{Arm, Plan},
+    plan::{Cell, Plan},
     record::{
         manifest::{Host, Manifest},
         stamps::Outcome,
     },
     report::summary::{
-        ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, HostSummary, LossSummary,
-        NullSummary, OneWay, Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary, Summary, SwimLanes,
-        TrialSummary,
+        ArmSummary, BudgetRow, CellSummary, ClockSummary, ConditionSummary, Decomposition, Difference,
+        HostSummary, LossSummary, NullSummary, OneWay, Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary,
+        Summary, SwimLanes, TrialSummary,
     },
     statistics::{
-        interval::Estimate,
+        interval::{Estimate, stein},
         null::{COMPARISONS, false_alarms},
         percentiles, quantile, rank,
     },
-    verdict::{Facts, judge},
+    verdict::{Facts, Load, judge, saturation},
 };
 
 /// Lanes kept of the whole run.
@@ -38,19 +38,19 @@ const CULPRITS_MAX: usize = 5;
 /// Requests around a quantile whose mean ledgers are compared.
 const BANDS: [(&str, (f64, f64)); 2] = [("p50", (0.45, 0.55)), ("p99", (0.985, 0.995))];
 
-/// A statistic by name.
-type Statistic = (&'static str, fn(&Percentiles) -> u64);
+/// A statistic by name, and the quantile it is.
+type Statistic = (&'static str, f64, fn(&Percentiles) -> u64);
 
 /// Statistics that are compared.
 const STATISTICS: [Statistic; 5] = [
-    ("mean", |p| p.mean),
-    ("p50", |p| p.p50),
-    ("p95", |p| p.p95),
-    ("p99", |p| p.p99),
-    ("p99.9", |p| p.p999),
+    ("mean", 0.5, |p| p.mean),
+    ("p50", 0.5, |p| p.p50),
+    ("p95", 0.95, |p| p.p95),
+    ("p99", 0.99, |p| p.p99),
+    ("p99.9", 0.999, |p| p.p999),
 ];
 
-/// One arm's requests over all trials.
+/// One cell's requests over all trials.
 #[derive(Default)]
 struct Pool {
     latencies: Vec<u64>,
@@ -67,11 +67,12 @@ struct Pool {
 
 pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analysis {
     let plan = manifest.plan.clone();
-    let mut pools: BTreeMap<Arm, Pool> = plan.arms.iter().map(|&arm| (arm, Pool::default())).collect();
+    let cells = plan.cells();
+    let mut pools: BTreeMap<Cell, Pool> = cells.iter().map(|&cell| (cell, Pool::default())).collect();
     for trial in &trials {
         pools
-            .get_mut(&trial.trial.arm)
-            .expect("a trial's arm is the plan's")
+            .get_mut(&trial.trial.cell())
+            .expect("a trial's cell is the plan's")
             .add(trial);
     }
     for pool in pools.values_mut() {
@@ -89,20 +90,28 @@ pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analy
         pool.ledgers
             .sort_unstable_by_key(|(latency, ledger)| (*latency, ledger.total_ns()));
     }
-    let first = plan.arms[0];
-    let rest = &plan.arms[1..];
-    let differences: Vec<Difference> = rest
+    let pairs = pairs(&plan);
+    let differences: Vec<Difference> = pairs
         .iter()
-        .flat_map(|&arm| differences(arm, first, &pools))
+        .flat_map(|&(cell, first)| differences(cell, first, &pools, &plan))
         .collect();
-    let decomposition = rest
+    let decomposition = pairs
         .iter()
-        .flat_map(|&arm| decompositions(arm, first, &pools))
+        .flat_map(|&(cell, first)| decompositions(cell, first, &pools, &plan))
         .collect();
+    let conditions = conditions(&manifest, &trials, &pools);
     let clock = clock(&manifest, &trials);
     let losses = losses(&manifest, &trials);
     let steal = steal(&manifest, &trials);
-    let facts = facts(&manifest, &trials, &pools, &losses, &clock, &differences);
+    let facts = facts(
+        &manifest,
+        &trials,
+        &pools,
+        &losses,
+        &clock,
+        &differences,
+        &conditions,
+    );
     let verdicts = judge(&facts);
     let summary = Summary {
         schema: SUMMARY_SCHEMA,
@@ -117,18 +126,18 @@ pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analy
         verdicts,
         arms: pools
             .iter()
-            .map(|(arm, pool)| (arm.to_string(), pool.summary(*arm, &manifest)))
+            .map(|(cell, pool)| (plan.cell_name(*cell), pool.summary(*cell, &manifest)))
             .collect(),
+        conditions,
         differences,
         null: pools
             .iter()
-            .flat_map(|(arm, pool)| pool.against_itself(*arm, plan.seed))
+            .flat_map(|(cell, pool)| pool.against_itself(*cell, &plan))
             .collect(),
         decomposition,
-        tail_budget: plan
-            .arms
+        tail_budget: cells
             .iter()
-            .map(|&arm| (arm.to_string(), tail_budget(arm, &trials)))
+            .map(|&cell| (plan.cell_name(cell), tail_budget(cell, &trials)))
             .collect(),
         losses,
         steal,
@@ -227,18 +236,21 @@ impl Pool {
         self.latencies.append(&mut latencies);
     }
 
-    /// How often the arm's own trials are said to differ.
-    fn against_itself(&self, arm: Arm, seed: u64) -> Vec<NullSummary> {
+    /// How often the cell's own trials are said to differ.
+    fn against_itself(&self, cell: Cell, plan: &Plan) -> Vec<NullSummary> {
         let mut trials: Vec<_> = self.trials.iter().map(|(_, trial)| trial).collect();
         trials.sort_by_key(|trial| trial.trial);
-        let of = |&(statistic, of): &Statistic| {
+        let of = |&(statistic, quantile, of): &Statistic| {
+            if quantile > plan.highest_quantile {
+                return None;
+            }
             let figures = trials.iter().filter(|trial| trial.requests > 0);
             let figures: Vec<f64> = figures.map(|trial| of(&trial.percentiles_ns) as f64).collect();
             Some(NullSummary {
-                arm: arm.to_string(),
+                arm: plan.cell_name(cell),
                 statistic,
                 comparisons: COMPARISONS,
-                false_alarms: false_alarms(&figures, seed)?,
+                false_alarms: false_alarms(&figures, plan.seed)?,
             })
         };
         STATISTICS.iter().filter_map(of).collect()
@@ -258,9 +270,12 @@ impl Pool {
             .collect()
     }
 
-    fn summary(&self, arm: Arm, manifest: &Manifest) -> ArmSummary {
+    fn summary(&self, cell: Cell, manifest: &Manifest) -> ArmSummary {
         let requests = self.latencies.len() as u64;
-        let records = || manifest.trials.iter().filter(|trial| trial.trial.arm == arm);
+        let records = || {
+            let trials = manifest.trials.iter();
+            trials.filter(move |trial| trial.trial.cell() == cell)
+        };
         // CPU time covers the warm-up too, so it is shared among all requests of the trial.
         let sent = sum(records().map(|trial| trial.requests.records));
         let per_request = |total: u64| (sent > 0 && total > 0).then(|| total / sent);
@@ -270,6 +285,8 @@ impl Pool {
                 .unwrap_or_default()
         };
         ArmSummary {
+            arm: cell.arm.to_string(),
+            condition: manifest.plan.condition_name(cell.condition),
             requests,
             errors: self.errors.clone(),
             percentiles_ns: percentiles(&self.latencies),
@@ -321,19 +338,20 @@ fn curve(ascending: &[u64]) -> Vec<(f64, u64)> {
 
 /// Differences block by block: a block holds one trial of each arm, run close together, so drift of the machine cancels. The
 /// difference is their mean.
-fn differences(arm: Arm, first: Arm, pools: &BTreeMap<Arm, Pool>) -> Vec<Difference> {
-    let blocks = |arm: Arm| -> BTreeMap<u32, &TrialSummary> {
-        pools[&arm]
+fn differences(cell: Cell, first: Cell, pools: &BTreeMap<Cell, Pool>, plan: &Plan) -> Vec<Difference> {
+    let blocks = |cell: Cell| -> BTreeMap<u32, &TrialSummary> {
+        pools[&cell]
             .trials
             .iter()
             .filter(|(_, t)| t.requests > 0)
             .map(|(block, t)| (*block, t))
             .collect()
     };
-    let (ours, theirs) = (blocks(arm), blocks(first));
+    let (ours, theirs) = (blocks(cell), blocks(first));
     STATISTICS
         .iter()
-        .filter_map(|(statistic, of)| {
+        .filter(|(_, quantile, _)| *quantile <= plan.highest_quantile)
+        .filter_map(|(statistic, _, of)| {
             let figures: Vec<f64> = ours
                 .iter()
                 .filter_map(|(block, here)| {
@@ -341,10 +359,15 @@ fn differences(arm: Arm, first: Arm, pools: &BTreeMap<Arm, Pool>) -> Vec<Differe
                     Some(of(&here.percentiles_ns) as f64 - of(&there.percentiles_ns) as f64)
                 })
                 .collect();
-            let estimate = Estimate::of(&figures)?;
+            // Where the first trials decided how many there are, they alone tell the spread.
+            let stage = plan.first_stage.map(|stage| stage as usize);
+            let estimate = match stage.filter(|stage| (2..figures.len()).contains(stage)) {
+                Some(stage) => stein(&figures, stage),
+                None => Estimate::of(&figures)?,
+            };
             Some(Difference {
-                arm: arm.to_string(),
-                baseline: first.to_string(),
+                arm: plan.cell_name(cell),
+                baseline: plan.cell_name(first),
                 statistic,
                 difference_ns: estimate.mean.round() as i64,
                 blocks: estimate.blocks,
@@ -357,11 +380,23 @@ fn differences(arm: Arm, first: Arm, pools: &BTreeMap<Arm, Pool>) -> Vec<Differe
         .collect()
 }
 
-fn decompositions(arm: Arm, first: Arm, pools: &BTreeMap<Arm, Pool>) -> Vec<Decomposition> {
+/// What is compared: every arm with the first under its condition.
+fn pairs(plan: &Plan) -> Vec<(Cell, Cell)> {
+    let mut pairs = Vec::new();
+    for condition in 0..plan.conditions.len() as u32 {
+        let cell = |arm| Cell { condition, arm };
+        if let Some((&first, rest)) = plan.arms_of(condition).split_first() {
+            pairs.extend(rest.iter().map(|&arm| (cell(arm), cell(first))));
+        }
+    }
+    pairs
+}
+
+fn decompositions(cell: Cell, first: Cell, pools: &BTreeMap<Cell, Pool>, plan: &Plan) -> Vec<Decomposition> {
     BANDS
         .iter()
         .filter_map(|&(statistic, band)| {
-            let ours = mean_band(&pools[&arm].ledgers, band)?;
+            let ours = mean_band(&pools[&cell].ledgers, band)?;
             let theirs = mean_band(&pools[&first].ledgers, band)?;
             let lines: BTreeMap<_, _> = Line::all()
                 .into_iter()
@@ -374,8 +409,8 @@ fn decompositions(arm: Arm, first: Arm, pools: &BTreeMap<Arm, Pool>) -> Vec<Deco
                 .filter(|(_, ns)| *ns != 0)
                 .collect();
             Some(Decomposition {
-                arm: arm.to_string(),
-                baseline: first.to_string(),
+                arm: plan.cell_name(cell),
+                baseline: plan.cell_name(first),
                 statistic,
                 difference_ns: lines.values().sum(),
                 lines,
@@ -384,11 +419,11 @@ fn decompositions(arm: Arm, first: Arm, pools: &BTreeMap<Arm, Pool>) -> Vec<Deco
         .collect()
 }
 
-fn tail_budget(arm: Arm, trials: &[TrialAnalysis]) -> Vec<BudgetRow> {
+fn tail_budget(cell: Cell, trials: &[TrialAnalysis]) -> Vec<BudgetRow> {
     let mut excess: BTreeMap<Line, u64> = BTreeMap::new();
     let mut outliers: BTreeMap<Line, u64> = BTreeMap::new();
     let mut culprits: BTreeMap<Line, BTreeMap<&str, u64>> = BTreeMap::new();
-    for trial in trials.iter().filter(|trial| trial.trial.arm == arm) {
+    for trial in trials.iter().filter(|trial| trial.trial.cell() == cell) {
         for (&line, ns) in &trial.excess_ns {
             add(excess.entry(line).or_default(), *ns);
         }
@@ -548,34 +583,141 @@ fn lasted_ns(planned_ns: u64, times_ns: impl Iterator<Item = (u64, u64)>) -> u64
     }
 }
 
+/// How each cell stood up to its load.
+fn conditions(
+    manifest: &Manifest,
+    trials: &[TrialAnalysis],
+    pools: &BTreeMap<Cell, Pool>,
+) -> Vec<ConditionSummary> {
+    let plan = &manifest.plan;
+    let planned_ns = plan.duration_ns.saturating_add(plan.warmup_ns);
+    let cell_summary = |cell: Cell| {
+        let pool = &pools[&cell];
+        let (mut client_busy, mut server_busy, mut lasted_s) = (None::<f64>, None::<f64>, 0.0);
+        for record in manifest
+            .trials
+            .iter()
+            .filter(|record| record.trial.cell() == cell)
+        {
+            let trial = trials.iter().find(|each| each.trial.index == record.trial.index);
+            let rows = trial.into_iter().flat_map(|each| &each.rows);
+            let times = rows.map(|row| (row.stamps.intended_ns, row.stamps.done_ns));
+            let lasted_ns = lasted_ns(planned_ns, times) as f64;
+            lasted_s += lasted_ns / 1e9;
+            let busy = |cpu_ns: u64, threads: usize| {
+                (threads > 0).then(|| cpu_ns as f64 / lasted_ns / threads as f64)
+            };
+            let busiest = |before: Option<f64>, now: Option<f64>| match (before, now) {
+                (Some(before), Some(now)) => Some(before.max(now)),
+                (before, now) => before.or(now),
+            };
+            client_busy = busiest(
+                client_busy,
+                busy(record.client_cpu_ns, manifest.client.threads.len()),
+            );
+            server_busy = busiest(
+                server_busy,
+                busy(record.server_cpu_ns, manifest.server.threads.len()),
+            );
+        }
+        let sent = sum(manifest
+            .trials
+            .iter()
+            .filter(|record| record.trial.cell() == cell)
+            .map(|record| record.requests.records));
+        let errors = pool.errors.values().sum();
+        let load = Load {
+            attempts: pool.latencies.len() as u64 + errors,
+            errors,
+            lateness_p99_ns: p99(&pool.lateness),
+            client_busy,
+            server_busy,
+        };
+        CellSummary {
+            name: plan.cell_name(cell),
+            arm: cell.arm.to_string(),
+            achieved_hz: if lasted_s > 0.0 {
+                sent as f64 / lasted_s
+            } else {
+                0.0
+            },
+            client_busy,
+            server_busy,
+            lateness_p99_ns: load.lateness_p99_ns,
+            saturated: saturation(&load),
+            chief: chief(&pool.ledgers),
+        }
+    };
+    (0..plan.conditions.len() as u32)
+        .map(|condition| ConditionSummary {
+            name: plan.condition_name(condition),
+            rate_hz: plan.rate_hz(condition),
+            condition: plan.conditions[condition as usize].clone(),
+            cells: plan
+                .arms_of(condition)
+                .iter()
+                .map(|&arm| cell_summary(Cell { condition, arm }))
+                .collect(),
+        })
+        .collect()
+}
+
+/// The line on which most of all latency lies, and its share.
+fn chief(ledgers: &[(u64, Ledger)]) -> Option<(&'static str, f64)> {
+    let mut total = Ledger::default();
+    for (_, ledger) in ledgers {
+        total += ledger;
+    }
+    let (line, ns) = total
+        .lines()
+        .max_by_key(|&(line, ns)| (ns, std::cmp::Reverse(line)))?;
+    Some((line.name(), ns as f64 / total.total_ns().max(1) as f64))
+}
+
+fn p99(ascending: &[u64]) -> u64 {
+    if ascending.is_empty() {
+        0
+    } else {
+        quantile(ascending, 0.99)
+    }
+}
+
 fn facts(
     manifest: &Manifest,
     trials: &[TrialAnalysis],
-    pools: &BTreeMap<Arm, Pool>,
+    pools: &BTreeMap<Cell, Pool>,
     losses: &BTreeMap<String, LossSummary>,
     clock: &ClockSummary,
     differences: &[Difference],
+    conditions: &[ConditionSummary],
 ) -> Facts {
     let plan = &manifest.plan;
-    let errors: u64 = pools.values().flat_map(|pool| pool.errors.values()).sum();
-    let good: u64 = pools.values().map(|pool| pool.latencies.len() as u64).sum();
-    let mut lateness: Vec<u64> = pools
-        .values()
+    // A sweep over rates goes to where it saturates on purpose, and says where: the rest must not be.
+    let sweeps_rate = conditions
+        .iter()
+        .any(|each| each.rate_hz != conditions[0].rate_hz);
+    let counts = |cell: &CellSummary| !sweeps_rate || cell.saturated.is_none();
+    let cells = || conditions.iter().flat_map(|each| &each.cells);
+    let counted: Vec<&Pool> = pools
+        .iter()
+        .filter(|(cell, _)| {
+            let name = plan.cell_name(**cell);
+            cells().any(|each| each.name == name && counts(each))
+        })
+        .map(|(_, pool)| pool)
+        .collect();
+    let errors: u64 = counted.iter().flat_map(|pool| pool.errors.values()).sum();
+    let good: u64 = counted.iter().map(|pool| pool.latencies.len() as u64).sum();
+    let mut lateness: Vec<u64> = counted
+        .iter()
         .flat_map(|pool| pool.lateness.iter().copied())
         .collect();
     lateness.sort_unstable();
-    let lasted_ns = |index: u32| {
-        let trial = trials.iter().find(|each| each.trial.index == index);
-        let rows = trial.into_iter().flat_map(|each| &each.rows);
-        let times = rows.map(|row| (row.stamps.intended_ns, row.stamps.done_ns));
-        lasted_ns(plan.duration_ns.saturating_add(plan.warmup_ns), times)
+    let busiest = |of: fn(&CellSummary) -> Option<f64>| {
+        let busy = cells().filter(|cell| counts(cell)).filter_map(of);
+        busy.reduce(f64::max)
     };
-    let busy = |cpu_ns: fn(&crate::record::manifest::TrialRecord) -> u64, threads: usize| {
-        let shares = manifest.trials.iter();
-        let shares = shares.map(|each| cpu_ns(each) as f64 / lasted_ns(each.trial.index) as f64);
-        let busiest = shares.reduce(f64::max)?;
-        (threads > 0).then(|| busiest / threads as f64)
-    };
+    let capacity = sweeps_rate.then(|| capacity(conditions));
     let mut total = Ledger::default();
     for (_, ledger) in pools.values().flat_map(|pool| &pool.ledgers) {
         total += ledger;
@@ -599,14 +741,19 @@ fn facts(
             .values()
             .filter_map(|pool| pool.errors.get(&outcome_name(Outcome::NoPort)))
             .sum(),
-        lateness_p99_ns: if lateness.is_empty() {
-            0
-        } else {
-            quantile(&lateness, 0.99)
-        },
-        p50_ns: percentiles(&pools[&plan.arms[0]].latencies).p50,
-        client_busy: busy(|trial| trial.client_cpu_ns, manifest.client.threads.len()),
-        server_busy: busy(|trial| trial.server_cpu_ns, manifest.server.threads.len()),
+        lateness_p99_ns: p99(&lateness),
+        lateness_cause: counted
+            .iter()
+            .max_by_key(|pool| p99(&pool.lateness))
+            .and_then(|pool| chief(&pool.ledgers)),
+        p50_ns: pools
+            .values()
+            .map(|pool| percentiles(&pool.latencies).p50)
+            .find(|&p50_ns| p50_ns > 0)
+            .unwrap_or(0),
+        client_busy: busiest(|cell| cell.client_busy),
+        server_busy: busiest(|cell| cell.server_busy),
+        capacity,
         probes: manifest.client.kernel.is_some(),
         lost: sum(losses.values().flat_map(|loss| loss.lost.values().copied())),
         damaged: losses.values().map(|loss| loss.damaged).sum(),
@@ -619,18 +766,51 @@ fn facts(
                 unexplained[unexplained.len() - 1],
             )
         }),
-        samples: pools
-            .values()
+        highest_quantile: plan.highest_quantile,
+        samples: counted
+            .iter()
             .map(|pool| pool.latencies.len() as u64)
             .min()
             .unwrap_or(0),
         blocks: plan.trials_per_arm,
-        compares: plan.arms.len() > 1,
-        difference_p50: differences
+        compares: plan.cells().len() > plan.conditions.len(),
+        differences_p50: differences
             .iter()
-            .find(|difference| difference.statistic == "p50")
-            .and_then(|difference| Some((difference.difference_ns, difference.interval_ns?))),
+            .filter(|difference| difference.statistic == "p50")
+            .filter_map(|difference| Some((difference.difference_ns, difference.interval_ns?)))
+            .collect(),
     }
+}
+
+/// For each arm the highest rate, requests per second, up to which no cell of it is saturated; 0 if the lowest is. And why the next is
+/// none.
+fn capacity(conditions: &[ConditionSummary]) -> Vec<(String, f64, Option<String>)> {
+    let mut by_arm: BTreeMap<&str, Vec<(f64, &CellSummary)>> = BTreeMap::new();
+    for condition in conditions {
+        for cell in &condition.cells {
+            by_arm
+                .entry(&cell.arm)
+                .or_default()
+                .push((condition.rate_hz, cell));
+        }
+    }
+    by_arm
+        .into_iter()
+        .map(|(arm, mut cells)| {
+            cells.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let bad = cells.iter().position(|(_, cell)| cell.saturated.is_some());
+            let safe = match bad {
+                Some(0) => 0.0,
+                Some(first) => cells[first - 1].0,
+                None => cells[cells.len() - 1].0,
+            };
+            let why = bad.map(|first| {
+                let (rate, cell) = cells[first];
+                format!("at {rate}/s {}", cell.saturated.as_deref().unwrap_or_default())
+            });
+            (arm.to_owned(), safe, why)
+        })
+        .collect()
 }
 
 #[cfg(test)]

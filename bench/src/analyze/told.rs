@@ -422,6 +422,7 @@ impl Story {
 pub(super) const TRIAL: Trial = Trial {
     index: 0,
     block: 0,
+    condition: 0,
     arm: Arm::X25519,
     seed: 1,
 };
@@ -451,6 +452,9 @@ pub(super) fn manifest() -> Manifest {
             seed: 1,
             timeout_ns: 1_000_000_000,
             probes: true,
+            conditions: crate::plan::nothing_varied(),
+            highest_quantile: crate::plan::usual_quantile(),
+            first_stage: None,
         },
         status: Status::Complete,
         client: host(CLIENT_NETNS, CLIENT, 0, "client"),

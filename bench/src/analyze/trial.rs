@@ -409,7 +409,7 @@ impl<'a> Joined<'a> {
         let (cause, excess_ns, share) = baseline.cause(&ledger, clock_error_ns);
         Outlier {
             request: row.stamps.request,
-            arm: self.trial.arm.to_string(),
+            arm: self.manifest.plan.cell_name(self.trial.cell()),
             trial: self.trial.index,
             latency_ns: row.stamps.latency_ns().unwrap_or(0),
             ledger,
@@ -433,6 +433,7 @@ impl<'a> Joined<'a> {
             client_cpus: &self.manifest.client.cpus,
             server_cpus: &self.manifest.server.cpus,
             alignment: self.alignment.as_ref().unwrap_or(&identity),
+            name: self.manifest.plan.cell_name(self.trial.cell()),
             trial: self.trial,
         })
     }

@@ -31,11 +31,12 @@ use super::{
     nginx::{Nginx, NginxSettings, Program},
     probes::{ProbeSettings, Probes},
     serve::{ServeSettings, Server},
-    tls::Identity,
+    service::Service,
+    tls::{Certificates, Identities},
 };
 use crate::{
     analyze::stream_name,
-    plan::{Arm, Plan, Trial},
+    plan::{Plan, Trial},
     record::{
         manifest::{CpuTicks, HostFacts, KernelRecord, ProbeStatus, recording},
         stream::Written,
@@ -43,7 +44,7 @@ use crate::{
 };
 
 /// Version of the protocol; both sides must have the same.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// What the controller asks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -75,12 +76,12 @@ pub enum Order {
     Serve {
         /// Address to listen on.
         address: IpAddr,
-        /// One port per arm.
-        ports: Vec<(Arm, u16)>,
+        /// What is served where.
+        services: Vec<Service>,
         /// One worker per CPU.
         cpus: Vec<u32>,
-        /// Certificate and key.
-        identity: Identity,
+        /// Certificates and keys.
+        identities: Identities,
         /// File of faults to commit on order, for the truth suite.
         faults: Option<PathBuf>,
         /// Folder for recordings.
@@ -92,12 +93,12 @@ pub enum Order {
         program: Program,
         /// Address to listen on.
         address: IpAddr,
-        /// One port per arm.
-        ports: Vec<(Arm, u16)>,
+        /// What is served where.
+        services: Vec<Service>,
         /// One process per CPU.
         cpus: Vec<u32>,
-        /// Certificate and key.
-        identity: Identity,
+        /// Certificates and keys.
+        identities: Identities,
         /// Folder for recordings, and for the configuration.
         folder: PathBuf,
     },
@@ -112,14 +113,14 @@ pub enum Order {
     Load {
         /// The server's address.
         server: IpAddr,
-        /// One port per arm.
-        ports: Vec<(Arm, u16)>,
+        /// What is served where.
+        services: Vec<Service>,
         /// One worker per CPU.
         cpus: Vec<u32>,
         /// What is run.
         plan: Box<Plan>,
-        /// The server's certificate; `None` for a server of somebody else's.
-        certificate: Option<Vec<u8>>,
+        /// The server's certificates; `None` for a server of somebody else's.
+        certificates: Option<Certificates>,
         /// Folder for recordings.
         folder: PathBuf,
     },
@@ -404,20 +405,21 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
         (
             Order::Serve {
                 address,
-                ports,
+                services,
                 cpus,
-                identity,
+                identities,
                 faults,
                 folder: path,
             },
             _,
         ) => {
             folder(&path)?;
+            host::open_many_files();
             let server = Server::start(&ServeSettings {
                 address,
-                ports,
+                services,
                 cpus,
-                identity,
+                identities,
                 faults,
             })?;
             let serves = Answer::Serves {
@@ -431,9 +433,9 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
             Order::ServeNginx {
                 program,
                 address,
-                ports,
+                services,
                 cpus,
-                identity,
+                identities,
                 folder: path,
             },
             _,
@@ -442,9 +444,9 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
             let nginx = Nginx::start(&NginxSettings {
                 program,
                 address,
-                ports,
+                services,
                 cpus,
-                identity,
+                identities,
                 folder: path.clone(),
             })?;
             let foreign = Foreign::new(nginx.pids(), tell)?;
@@ -476,21 +478,22 @@ fn obey(order: Order, role: &mut Role, stop: &Arc<AtomicBool>) -> anyhow::Result
         (
             Order::Load {
                 server,
-                ports,
+                services,
                 cpus,
                 plan,
-                certificate,
+                certificates,
                 folder: path,
             },
             _,
         ) => {
             folder(&path)?;
+            host::open_many_files();
             let load = Load::start(LoadSettings {
                 server,
-                ports,
+                services,
                 cpus,
                 plan: *plan,
-                certificate,
+                certificates,
             })?;
             let tids = load.worker_tids();
             *role = Role::Load(load, path);

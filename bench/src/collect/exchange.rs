@@ -1,15 +1,33 @@
 //! What both ends agree on beyond TLS: the request, the response, and the byte counts of the control without cryptography.
 
-use std::io;
+use std::io::{self, Read as _};
 
-use rustls::{ConnectionCommon, SideData};
+use rustls::{ClientConnection, ConnectionCommon, SideData};
 
-/// The request of every connection.
+/// The last request of every connection, and the only one if it has one.
 pub const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: pqtail.test\r\nConnection: close\r\n\r\n";
 
-/// The response to it, with its 3-byte body.
-pub const RESPONSE: &[u8] =
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\nConnection: close\r\n\r\nOK\n";
+/// Any request before it.
+pub const REQUEST_BEFORE: &[u8] = b"GET / HTTP/1.1\r\nHost: pqtail.test\r\nConnection: keep-alive\r\n\r\n";
+
+/// The response to a request with so many bytes of body, of which the last three are `OK` and a line feed.
+#[must_use]
+pub fn response(body_bytes: u32, is_last: bool) -> Vec<u8> {
+    let connection = if is_last { "close" } else { "keep-alive" };
+    let mut response = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {body_bytes}\r\nConnection: {connection}\r\n\r\n"
+    )
+    .into_bytes();
+    response.resize(
+        response.len() + (body_bytes as usize).saturating_sub(BODY.len()),
+        b'.',
+    );
+    response.extend_from_slice(BODY);
+    response
+}
+
+/// The shortest body.
+pub const BODY: &[u8] = b"OK\n";
 
 /// Most that one read takes in: more than the largest flight.
 pub const READ_BYTES: usize = 16 * 1024;
@@ -38,22 +56,10 @@ pub enum Reading {
     Wrong,
 }
 
-/// [`RESPONSE`] as our own servers give it, whatever stands in its header besides. `bytes` and `have` are as in [`any_response`].
-#[must_use]
-pub fn our_response(bytes: &[u8], have: usize) -> Reading {
-    if have > bytes.len() {
-        Reading::Wrong
-    } else if bytes.starts_with(b"HTTP/1.1 200") && bytes.ends_with(b"\r\n\r\nOK\n") {
-        Reading::Whole
-    } else {
-        Reading::Part
-    }
-}
-
 /// A response of any server: 200, of any length. `bytes` is its begin, as far as the reader keeps it, `have` how much has come.
-/// Without Content-Length it lasts until the server closes, which `is_closed` says.
+/// Without Content-Length it lasts until the server closes, which `is_closed` says. A server of ours has a body of `body_bytes`.
 #[must_use]
-pub fn any_response(bytes: &[u8], have: usize, is_closed: bool) -> Reading {
+pub fn read_response(bytes: &[u8], have: usize, is_closed: bool, body_bytes: Option<u32>) -> Reading {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut response = httparse::Response::new(&mut headers);
     let body = match response.parse(bytes) {
@@ -72,9 +78,27 @@ pub fn any_response(bytes: &[u8], have: usize, is_closed: bool) -> Reading {
     let length = length.map(|header| str::from_utf8(header.value).ok()?.trim().parse::<usize>().ok());
     match length {
         Some(None) => Reading::Wrong,
+        length if body_bytes.is_some_and(|bytes| length != Some(Some(bytes as usize))) => Reading::Wrong,
         Some(Some(length)) if have - body >= length => Reading::Whole,
         None if is_closed => Reading::Whole,
         _ => Reading::Part,
+    }
+}
+
+/// Takes all plain bytes out of TLS, keeps the first of them, and counts them all; whether the server has said that these are all.
+pub(super) fn drain(tls: &mut ClientConnection, kept: &mut [u8], have: &mut usize) -> io::Result<bool> {
+    let mut rest = [0; 4096];
+    loop {
+        let free = kept.get_mut(*have..).unwrap_or_default();
+        let into = if free.is_empty() { &mut rest[..] } else { free };
+        match tls.reader().read(into) {
+            Ok(0) => return Ok(true),
+            Ok(plain) => *have += plain,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            // Closed without saying so, as many servers do.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(true),
+            Err(error) => return Err(error),
+        }
     }
 }
 
@@ -109,6 +133,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_response_of_ours_has_the_body_that_was_asked_for() {
+        for bytes in [3, 1_000] {
+            let response = response(bytes, true);
+            let read = |body| read_response(&response, response.len(), false, Some(body));
+            assert_eq!(read(bytes), Reading::Whole);
+            assert_eq!(read(bytes + 1), Reading::Wrong);
+        }
+    }
+
+    #[test]
     fn a_foreign_response_ends_with_its_length_or_with_the_connection() {
         let told = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc";
         let (head, whole) = (told.len() - 3, told.len());
@@ -132,7 +166,7 @@ mod tests {
             (b"220 smtp.example ESMTP\r\n", 24, false, Reading::Wrong),
         ] {
             assert_eq!(
-                any_response(bytes, have, is_closed),
+                read_response(bytes, have, is_closed, None),
                 reading,
                 "{}",
                 String::from_utf8_lossy(bytes)

@@ -307,6 +307,15 @@ pub(super) fn vendor() -> Option<String> {
     line("/sys/class/dmi/id/sys_vendor")
 }
 
+/// Lets this process have as many files open as it may.
+pub(super) fn open_many_files() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // Where it fails, a connection that finds no descriptor says so.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
+}
+
 /// Whether this process runs with user id 0.
 #[must_use]
 pub fn is_root() -> bool {

@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     collections::BTreeMap,
-    io::{self, Read as _, Write as _},
+    io::{self, Write as _},
     net::{IpAddr, SocketAddr},
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     path::Path,
@@ -21,12 +21,21 @@ use anyhow::{Context as _, anyhow, bail};
 use hdrhistogram::Histogram;
 use rustls::{ClientConfig, ClientConnection, HandshakeKind};
 use serde::{Deserialize, Serialize};
-use tokio::{io::unix::AsyncFd, net::TcpStream, sync::Notify};
+use tokio::{
+    io::unix::AsyncFd,
+    net::{TcpSocket, TcpStream},
+    sync::Notify,
+};
 
 use super::{
     deadlines::Deadlines,
-    exchange::{READ_BYTES, REQUEST, Reading, any_response, our_response, plain_bytes, process, take_out},
-    tls::{Expected, client_config, expected, server_name},
+    exchange::{
+        READ_BYTES, REQUEST, REQUEST_BEFORE, Reading, drain, plain_bytes, process, read_response, take_out,
+    },
+    path,
+    service::Service,
+    side::{Side, SideSettings},
+    tls::{Certificates, Expected, Tickets, client_config, expected, server_name},
     worker::{
         POLL, POLLS_PER_FLUSH, ReadBuffer, STAMPS_WAITING_MAX, folded, own_cpu_ns, pin, read_some, runtime,
         write_all,
@@ -34,7 +43,7 @@ use super::{
 };
 use crate::{
     clock::{HostNs, now},
-    plan::{Arm, Plan, Trial},
+    plan::{Arm, Plan, Trial, condition::Condition},
     record::{
         stamps::{Outcome, RequestStamps, request_flag},
         stream::{StreamKind, Writer, Written},
@@ -58,14 +67,14 @@ const PROGRESS_NS_MAX: u64 = 3_600_000_000_000;
 pub struct LoadSettings {
     /// The server.
     pub server: IpAddr,
-    /// One port per arm.
-    pub ports: Vec<(Arm, u16)>,
+    /// What is served where.
+    pub services: Vec<Service>,
     /// One worker per CPU, pinned to it.
     pub cpus: Vec<u32>,
     /// What is run.
     pub plan: Plan,
-    /// DER certificate of the server; `None` for a server of somebody else's, whose certificate and response may be any.
-    pub certificate: Option<Vec<u8>>,
+    /// The server's certificates; `None` for a server of somebody else's, whose certificate and response may be any.
+    pub certificates: Option<Certificates>,
 }
 
 /// How a trial stands.
@@ -115,19 +124,33 @@ struct Worker {
 /// One worker's part of a trial.
 struct Job {
     arm: Arm,
+    condition: Condition,
     config: Option<Arc<ClientConfig>>,
-    any_response: bool,
+    /// For those that resume a session.
+    resuming: Option<Arc<ClientConfig>>,
+    /// Whether the server is ours, so that its response and cipher suite are known.
+    is_ours: bool,
     server: SocketAddr,
     timeout: Duration,
     begin_ns: u64,
     warmup_ns: u64,
-    /// Numbers and intended starts (ns after the begin), ascending.
-    arrivals: Vec<(u32, u64)>,
+    /// By their starts, ascending.
+    arrivals: Vec<Arrival>,
     stamps: SyncSender<RequestStamps>,
     dropped: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     /// Hears the worker's CPU time, ns.
     ended: SyncSender<u64>,
+}
+
+/// A request to come.
+#[derive(Clone, Copy)]
+struct Arrival {
+    number: u32,
+    /// Intended start, ns after the begin.
+    at_ns: u64,
+    /// Whether it is to resume a session.
+    resumes: bool,
 }
 
 impl Load {
@@ -177,18 +200,41 @@ impl Load {
         progress: &mut dyn FnMut(Progress),
     ) -> anyhow::Result<TrialOutcome> {
         let settings = &self.settings;
-        let port = settings
-            .ports
-            .iter()
-            .find(|(arm, _)| *arm == trial.arm)
-            .map(|(_, port)| *port);
-        let port = port.with_context(|| format!("no port is known for the arm {}", trial.arm))?;
-        let config = client_config(trial.arm, settings.certificate.as_deref())?;
+        let service = settings.services.iter().find(|each| each.cell == trial.cell());
+        let service = service.with_context(|| format!("no port is known for the arm {}", trial.arm))?;
+        let condition = &service.condition;
+        let certificate = settings.certificates.as_ref().map(|of_kind| {
+            let certificate = of_kind.get(&condition.certificate);
+            certificate.context("the server's certificate is not known")
+        });
+        let certificate = certificate.transpose()?.map(Vec::as_slice);
+        let config = client_config(trial.arm, condition, certificate, None)?;
+        let tickets = Arc::new(Tickets::default());
+        let resuming = client_config(trial.arm, condition, certificate, Some(&tickets))?;
+        let at_ns = trial.arrivals_ns(&settings.plan);
+        let resumed = trial.resumed(&settings.plan, at_ns.len());
+        // Held until the trial is over.
+        let _side = match (service.side_port, &resuming) {
+            (Some(port), Some(resuming)) => Some(Side::open(SideSettings {
+                server: SocketAddr::new(settings.server, port),
+                config: Arc::clone(resuming),
+                tickets: resumed.iter().filter(|resumes| **resumes).count(),
+                kept: Arc::clone(&tickets),
+                held: condition.held_connections,
+                held_rate_hz: condition.held_rate_hz,
+                cpu: settings.cpus[0],
+            })?),
+            _ => None,
+        };
         let mut writer = Writer::create(recording, StreamKind::Requests, trial.index)?;
-        let mut shares: Vec<Vec<(u32, u64)>> = vec![Vec::new(); self.workers.len()];
-        for (number, at) in trial.arrivals_ns(&settings.plan).into_iter().enumerate() {
+        let mut shares: Vec<Vec<Arrival>> = vec![Vec::new(); self.workers.len()];
+        for (number, (at_ns, resumes)) in at_ns.into_iter().zip(resumed).enumerate() {
             let worker = number % shares.len();
-            shares[worker].push((number as u32, at));
+            shares[worker].push(Arrival {
+                number: number as u32,
+                at_ns,
+                resumes,
+            });
         }
         let (stamps, arriving) = mpsc::sync_channel(STAMPS_WAITING_MAX * self.workers.len());
         let (ended, ends) = mpsc::sync_channel(self.workers.len());
@@ -197,9 +243,11 @@ impl Load {
         for (worker, arrivals) in self.workers.iter().zip(shares) {
             let job = Job {
                 arm: trial.arm,
+                condition: condition.clone(),
                 config: config.clone(),
-                any_response: settings.certificate.is_none(),
-                server: SocketAddr::new(settings.server, port),
+                resuming: resuming.clone(),
+                is_ours: settings.certificates.is_some(),
+                server: SocketAddr::new(settings.server, service.port),
                 timeout: Duration::from_nanos(settings.plan.timeout_ns),
                 begin_ns,
                 warmup_ns: settings.plan.warmup_ns,
@@ -366,7 +414,7 @@ async fn run_job(mut job: Job, tid: u32) -> anyhow::Result<()> {
     let (requests, _sweep) = Deadlines::start(job.timeout);
     let (closings, _sweep_closings) = Deadlines::start(CLOSE_WAIT);
     let context = Rc::new(Context {
-        expected: expected(job.arm),
+        expected: expected(job.arm, &job.condition),
         job,
         tid,
         local: Cell::new(0),
@@ -377,7 +425,7 @@ async fn run_job(mut job: Job, tid: u32) -> anyhow::Result<()> {
         idle: Notify::new(),
     });
     let mut arrivals = arrivals.into_iter().peekable();
-    while let Some(&(_, at_ns)) = arrivals.peek() {
+    while let Some(&Arrival { at_ns, .. }) = arrivals.peek() {
         if context.job.stop.load(Ordering::Relaxed) {
             break;
         }
@@ -388,9 +436,9 @@ async fn run_job(mut job: Job, tid: u32) -> anyhow::Result<()> {
             tokio::task::yield_now().await;
         }
         let due_ns = now().0 - context.job.begin_ns;
-        while let Some((number, at_ns)) = arrivals.next_if(|&(_, at_ns)| at_ns <= due_ns) {
+        while let Some(arrival) = arrivals.next_if(|arrival| arrival.at_ns <= due_ns) {
             context.under_way.set(context.under_way.get() + 1);
-            tokio::task::spawn_local(one(Rc::clone(&context), number, at_ns));
+            tokio::task::spawn_local(one(Rc::clone(&context), arrival));
         }
     }
     while context.under_way.get() > 0 {
@@ -400,8 +448,13 @@ async fn run_job(mut job: Job, tid: u32) -> anyhow::Result<()> {
 }
 
 /// One request from its start to its closed socket.
-async fn one(context: Rc<Context>, number: u32, at_ns: u64) {
+async fn one(context: Rc<Context>, arrival: Arrival) {
     let job = &context.job;
+    let Arrival {
+        number,
+        at_ns,
+        resumes,
+    } = arrival;
     let mut stamps = RequestStamps {
         start_ns: now().0,
         intended_ns: job.begin_ns + at_ns,
@@ -416,7 +469,10 @@ async fn one(context: Rc<Context>, number: u32, at_ns: u64) {
         },
         ..RequestStamps::default()
     };
-    let result = context.requests.within(exchange(&context, &mut stamps)).await;
+    let result = context
+        .requests
+        .within(exchange(&context, resumes, &mut stamps))
+        .await;
     stamps.outcome = match result {
         Some(Ok(outcome)) => outcome,
         Some(Err(error)) => {
@@ -446,8 +502,8 @@ fn outcome_of(error: &io::Error) -> Outcome {
     }
 }
 
-async fn exchange(context: &Context, stamps: &mut RequestStamps) -> io::Result<Outcome> {
-    let mut stream = TcpStream::connect(context.job.server).await?;
+async fn exchange(context: &Context, resumes: bool, stamps: &mut RequestStamps) -> io::Result<Outcome> {
+    let mut stream = connect(&context.job).await?;
     stamps.connected_ns = now().0;
     let local = stream.local_addr()?;
     if context.local.get() == 0 {
@@ -456,7 +512,7 @@ async fn exchange(context: &Context, stamps: &mut RequestStamps) -> io::Result<O
     (stamps.local, stamps.local_port) = (context.local.get(), local.port());
     stream.set_nodelay(true)?;
     let outcome = match &context.job.config {
-        Some(config) => over_tls(context, &mut stream, Arc::clone(config), stamps).await,
+        Some(_) => over_tls(context, &mut stream, resumes, stamps).await,
         None => over_plain(context, &mut stream, stamps).await,
     }?;
     // The server closes first, so that TIME_WAIT falls on its side; a reset takes its place if it does not.
@@ -469,24 +525,61 @@ async fn exchange(context: &Context, stamps: &mut RequestStamps) -> io::Result<O
     Ok(outcome)
 }
 
+async fn connect(job: &Job) -> io::Result<TcpStream> {
+    let (mss, loss) = (job.condition.mss, job.condition.loss);
+    if mss.is_none() && loss == 0.0 {
+        return TcpStream::connect(job.server).await;
+    }
+    let socket = if job.server.is_ipv4() {
+        TcpSocket::new_v4()?
+    } else {
+        TcpSocket::new_v6()?
+    };
+    if let Some(mss) = mss {
+        path::bound_segments(&socket, mss)?;
+    }
+    if loss > 0.0 {
+        path::lose(&socket, loss)?;
+    }
+    socket.connect(job.server).await
+}
+
 async fn over_tls(
     context: &Context,
     stream: &mut TcpStream,
-    config: Arc<ClientConfig>,
+    resumes: bool,
     stamps: &mut RequestStamps,
 ) -> io::Result<Outcome> {
-    let Ok(mut tls) = ClientConnection::new(config, server_name()) else {
+    let Job {
+        condition,
+        config,
+        resuming,
+        is_ours,
+        ..
+    } = &context.job;
+    let config = if resumes { resuming } else { config };
+    let Some(Ok(mut tls)) = config
+        .as_ref()
+        .map(|config| ClientConnection::new(Arc::clone(config), server_name()))
+    else {
         return Ok(Outcome::Tls);
     };
+    let early = condition.early_data && resumes;
+    // Without a ticket that allows it there is none, and the comparison below says so.
+    if early && let Some(mut data) = tls.early_data() {
+        data.write_all(REQUEST)?;
+    }
     let mut out = Vec::with_capacity(READ_BYTES / 4);
     send(stream, &mut tls, &mut out, stamps).await?;
     stamps.client_hello_written_ns = now().0;
     // Parsed while the server works.
     stamps.offered_shares = offered_shares(&out);
+    let mut read_ns = 0;
     while tls.is_handshaking() {
         let read = read_some(stream, &context.buffer, READ_BYTES).await?;
+        read_ns = now().0;
         if stamps.first_server_byte_ns == 0 {
-            stamps.first_server_byte_ns = now().0;
+            stamps.first_server_byte_ns = read_ns;
         }
         if read == 0 {
             return Ok(Outcome::Closed);
@@ -503,75 +596,101 @@ async fn over_tls(
         }
     }
     stamps.handshake_done_ns = now().0;
-    tls.writer().write_all(REQUEST)?;
-    send(stream, &mut tls, &mut out, stamps).await?;
-    stamps.request_written_ns = now().0;
+    let mut left = condition.requests_per_connection;
+    if early {
+        stamps.request_written_ns = stamps.client_hello_written_ns;
+    } else {
+        tls.writer().write_all(request(left))?;
+        send(stream, &mut tls, &mut out, stamps).await?;
+        stamps.request_written_ns = now().0;
+    }
+    if !is_as_expected(context, &tls, resumes, stamps) {
+        return Ok(Outcome::WrongGroup);
+    }
+    let body_bytes = is_ours.then_some(condition.response_bytes);
+    let mut response = [0; RESPONSE_KEPT];
+    let mut have = 0;
+    let mut is_ended = false;
+    loop {
+        // With early data the response may have come in the handshake's last read.
+        let is_closed = drain(&mut tls, &mut response, &mut have)? || is_ended;
+        if have > 0 && stamps.first_response_byte_ns == 0 {
+            stamps.first_response_byte_ns = read_ns;
+        }
+        let kept = &response[..have.min(RESPONSE_KEPT)];
+        match read_response(kept, have, is_closed, body_bytes) {
+            Reading::Whole => {
+                left -= 1;
+                if left == 0 {
+                    stamps.done_ns = now().0;
+                    // With early data the Finished has waited, since the response did not wait for it.
+                    let _ = send(stream, &mut tls, &mut out, stamps).await;
+                    return Ok(Outcome::Ok);
+                }
+                have = 0;
+                tls.writer().write_all(request(left))?;
+            }
+            Reading::Wrong => return Ok(Outcome::WrongResponse),
+            Reading::Part if is_closed => return Ok(Outcome::Closed),
+            Reading::Part => {}
+        }
+        if tls.wants_write() {
+            send(stream, &mut tls, &mut out, stamps).await?;
+        }
+        let read = read_some(stream, &context.buffer, READ_BYTES).await?;
+        read_ns = now().0;
+        stamps.bytes_in += read as u32;
+        if !process(&mut tls, &context.buffer.bytes(read))? {
+            return Ok(Outcome::Tls);
+        }
+        is_ended = read == 0;
+    }
+}
+
+/// The request to send when so many are left, that one among them.
+const fn request(left: u32) -> &'static [u8] {
+    if left == 1 { REQUEST } else { REQUEST_BEFORE }
+}
+
+/// Notes what was negotiated; whether that is what the arm and its condition are about.
+fn is_as_expected(
+    context: &Context,
+    tls: &ClientConnection,
+    resumes: bool,
+    stamps: &mut RequestStamps,
+) -> bool {
+    let (job, expected) = (&context.job, &context.expected);
     stamps.group = tls
         .negotiated_key_exchange_group()
         .map_or(0, |group| u16::from(group.name()));
     stamps.cipher_suite = tls
         .negotiated_cipher_suite()
         .map_or(0, |suite| u16::from(suite.suite()));
-    stamps.flags |= match tls.handshake_kind() {
-        Some(HandshakeKind::FullWithHelloRetryRequest) => request_flag::HELLO_RETRY,
-        Some(HandshakeKind::Resumed) => request_flag::RESUMED,
-        _ => 0,
+    let (resumed, hello_retry) = match tls.handshake_kind() {
+        Some(HandshakeKind::FullWithHelloRetryRequest) => (false, true),
+        Some(HandshakeKind::Resumed) => (true, false),
+        _ => (false, false),
     };
-    let hello_retry = stamps.flags & request_flag::HELLO_RETRY != 0;
-    let resumed = stamps.flags & request_flag::RESUMED != 0;
-    if stamps.group != context.expected.group || hello_retry != context.expected.hello_retry || resumed {
-        return Ok(Outcome::WrongGroup);
-    }
-    let mut response = [0; RESPONSE_KEPT];
-    let mut have = 0;
-    loop {
-        let read = read_some(stream, &context.buffer, READ_BYTES).await?;
-        let read_ns = now().0;
-        stamps.bytes_in += read as u32;
-        if !process(&mut tls, &context.buffer.bytes(read))? {
-            return Ok(Outcome::Tls);
-        }
-        let is_closed = drain(&mut tls, &mut response, &mut have)? || read == 0;
-        if have > 0 && stamps.first_response_byte_ns == 0 {
-            stamps.first_response_byte_ns = read_ns;
-        }
-        let kept = &response[..have.min(RESPONSE_KEPT)];
-        let reading = if context.job.any_response {
-            any_response(kept, have, is_closed)
-        } else {
-            our_response(kept, have)
-        };
-        match reading {
-            Reading::Whole => {
-                stamps.done_ns = now().0;
-                return Ok(Outcome::Ok);
-            }
-            Reading::Wrong => return Ok(Outcome::WrongResponse),
-            Reading::Part if is_closed => return Ok(Outcome::Closed),
-            Reading::Part => {}
+    let early = tls.is_early_data_accepted();
+    for (is_so, flag) in [
+        (resumed, request_flag::RESUMED),
+        (hello_retry, request_flag::HELLO_RETRY),
+        (early, request_flag::EARLY_DATA),
+    ] {
+        if is_so {
+            stamps.flags |= flag;
         }
     }
+    stamps.group == expected.group
+        && hello_retry == expected.hello_retry
+        && resumed == resumes
+        && early == (resumes && job.condition.early_data)
+        // A server of somebody else's may have an order of its own.
+        && (!job.is_ours || stamps.cipher_suite == expected.cipher_suite)
 }
 
 /// More than the header of any response that is measured.
 const RESPONSE_KEPT: usize = 1024;
-
-/// Takes all plain bytes out of TLS, keeps the first of them, and counts them all; whether the server has said that these are all.
-fn drain(tls: &mut ClientConnection, kept: &mut [u8], have: &mut usize) -> io::Result<bool> {
-    let mut rest = [0; 4096];
-    loop {
-        let free = kept.get_mut(*have..).unwrap_or_default();
-        let into = if free.is_empty() { &mut rest[..] } else { free };
-        match tls.reader().read(into) {
-            Ok(0) => return Ok(true),
-            Ok(plain) => *have += plain,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-            // Closed without saying so, as many servers do.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(true),
-            Err(error) => return Err(error),
-        }
-    }
-}
 
 async fn send(
     stream: &TcpStream,

@@ -21,10 +21,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     child,
-    tls::{self, Identity},
+    exchange::BODY,
+    service::Service,
+    tls::{self, Identities},
     worker::pin_thread,
 };
-use crate::plan::Arm;
+use crate::plan::{
+    Arm,
+    condition::{CertificateKind, RESPONSE_BYTES_MIN},
+};
 
 /// How long nginx may take until it listens.
 const START_MAX: Duration = Duration::from_secs(20);
@@ -34,7 +39,18 @@ const START_POLL: Duration = Duration::from_millis(5);
 const LOG_LINES: usize = 8;
 
 const ERROR_LOG: &str = "error.log";
-const KEY: &str = "key.pem";
+
+fn certificate_file(kind: CertificateKind) -> String {
+    format!("certificate-{}.pem", kind.name())
+}
+
+fn key_file(kind: CertificateKind) -> String {
+    format!("key-{}.pem", kind.name())
+}
+
+fn body_file(bytes: u32) -> String {
+    format!("body-{bytes}.txt")
+}
 
 /// Which nginx.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,12 +102,12 @@ pub struct NginxSettings {
     pub program: Program,
     /// Address to listen on.
     pub address: IpAddr,
-    /// One port per arm.
-    pub ports: Vec<(Arm, u16)>,
+    /// What is served where.
+    pub services: Vec<Service>,
     /// One process per CPU, pinned to it.
     pub cpus: Vec<u32>,
-    /// Certificate and key.
-    pub identity: Identity,
+    /// Certificates and keys.
+    pub identities: Identities,
     /// Where the configuration and the error log go.
     pub folder: PathBuf,
 }
@@ -100,6 +116,8 @@ pub struct NginxSettings {
 #[derive(Debug)]
 pub struct Nginx {
     folder: PathBuf,
+    /// Files of private keys.
+    keys: Vec<String>,
     children: Vec<Child>,
     version: String,
 }
@@ -129,13 +147,22 @@ impl Nginx {
                 .with_context(|| format!("write {}", path.display()))
         };
         write("nginx.conf", 0o644, &text)?;
-        write(
-            "certificate.pem",
-            0o644,
-            &pem("CERTIFICATE", &settings.identity.certificate),
-        )?;
-        write(KEY, 0o600, &pem("PRIVATE KEY", &settings.identity.key))?;
+        for (kind, identity) in &settings.identities {
+            write(
+                &certificate_file(*kind),
+                0o644,
+                &pem("CERTIFICATE", &identity.certificate),
+            )?;
+            write(&key_file(*kind), 0o600, &pem("PRIVATE KEY", &identity.key))?;
+        }
+        for service in &settings.services {
+            let bytes = service.condition.response_bytes;
+            let mut body = ".".repeat((bytes as usize).saturating_sub(BODY.len()));
+            body.push_str(&String::from_utf8_lossy(BODY));
+            write(&body_file(bytes), 0o644, &body)?;
+        }
         let mut nginx = Self {
+            keys: settings.identities.keys().map(|kind| key_file(*kind)).collect(),
             folder,
             children: Vec::new(),
             version: settings.program.version(),
@@ -146,7 +173,7 @@ impl Nginx {
             nginx.await_listening(cpu)?;
         }
         // It is in their memory now, and nobody else's business.
-        let _ = fs::remove_file(nginx.folder.join(KEY));
+        nginx.forget_keys();
         Ok(nginx)
     }
 
@@ -160,6 +187,13 @@ impl Nginx {
     #[must_use]
     pub fn version(&self) -> &str {
         &self.version
+    }
+
+    fn forget_keys(&self) {
+        for key in &self.keys {
+            // The second time it is gone.
+            let _ = fs::remove_file(self.folder.join(key));
+        }
     }
 
     fn spawn(&self, program: &Program, cpu: u32) -> anyhow::Result<Child> {
@@ -250,7 +284,7 @@ fn pem(label: &str, der: &[u8]) -> String {
 impl Drop for Nginx {
     fn drop(&mut self) {
         self.children.iter_mut().for_each(end);
-        let _ = fs::remove_file(self.folder.join(KEY));
+        self.forget_keys();
         // Empty, as no request had a body, and there only if it got so far.
         let _ = fs::remove_dir(self.folder.join(SPOOL));
     }
@@ -283,24 +317,39 @@ fn group(arm: Arm) -> anyhow::Result<&'static str> {
 /// Everything that costs time on one side alone is off: tickets, resumption, access log, keep-alive.
 fn configuration(settings: &NginxSettings) -> anyhow::Result<String> {
     let mut servers = String::new();
-    for &(arm, port) in &settings.ports {
-        let listen = SocketAddr::new(settings.address, port);
-        let group = group(arm)?;
+    for service in &settings.services {
+        let listen = SocketAddr::new(settings.address, service.port);
+        let group = group(service.arm())?;
+        let condition = &service.condition;
+        let (certificate, key) = (
+            certificate_file(condition.certificate),
+            key_file(condition.certificate),
+        );
+        let answer = match condition.response_bytes {
+            RESPONSE_BYTES_MIN => "return 200 \"OK\\n\";".to_owned(),
+            bytes => format!("rewrite ^ /{} break;", body_file(bytes)),
+        };
+        // Closed as soon as the client asks for it, which is after its last request.
+        let keep = if condition.requests_per_connection > 1 {
+            "keepalive_timeout 60; keepalive_requests 100000;"
+        } else {
+            "keepalive_timeout 0;"
+        };
         write!(
             servers,
             "    server {{\n        listen {listen} ssl reuseport backlog=4096;\n        ssl_ecdh_curve {group};\n        \
-             location / {{ return 200 \"OK\\n\"; }}\n    }}\n"
+             ssl_certificate {certificate};\n        ssl_certificate_key {key};\n        {keep}\n        \
+             location / {{ {answer} }}\n    }}\n"
         )?;
     }
     Ok(format!(
         "# Written by pqtail {version}.\n\
          daemon off;\nmaster_process off;\nworker_processes 1;\nerror_log {ERROR_LOG} warn;\n\
          events {{\n    worker_connections 8192;\n}}\n\
-         http {{\n    access_log off;\n    server_tokens off;\n    default_type text/plain;\n    keepalive_timeout 0;\n    \
+         http {{\n    access_log off;\n    server_tokens off;\n    default_type text/plain;\n    root .;\n    \
          tcp_nodelay on;\n    \
          client_body_temp_path {SPOOL};\n    proxy_temp_path {SPOOL};\n    fastcgi_temp_path {SPOOL};\n    \
          uwsgi_temp_path {SPOOL};\n    scgi_temp_path {SPOOL};\n    \
-         ssl_certificate certificate.pem;\n    ssl_certificate_key {KEY};\n    \
          ssl_protocols TLSv1.3;\n    ssl_conf_command Ciphersuites TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256;\n    \
          ssl_conf_command NumTickets 0;\n    ssl_session_tickets off;\n    ssl_session_cache off;\n    ssl_early_data off;\n\
          {servers}}}\n",
@@ -311,20 +360,24 @@ fn configuration(settings: &NginxSettings) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::{Cell, condition::Condition};
 
     fn settings(ports: Vec<(Arm, u16)>) -> NginxSettings {
+        let service = |(arm, port)| Service {
+            cell: Cell { condition: 0, arm },
+            condition: Condition::default(),
+            port,
+            side_port: None,
+        };
         NginxSettings {
             program: Program {
                 path: PathBuf::from("/usr/sbin/nginx"),
                 root: None,
             },
             address: IpAddr::from([10, 77, 0, 2]),
-            ports,
+            services: ports.into_iter().map(service).collect(),
             cpus: vec![1],
-            identity: Identity {
-                certificate: Vec::new(),
-                key: Vec::new(),
-            },
+            identities: Identities::new(),
             folder: PathBuf::new(),
         }
     }

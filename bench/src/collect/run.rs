@@ -1,7 +1,7 @@
 //! The controller: makes the two hosts, runs the plan's trials one by one, and keeps the manifest true at every step.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     fs,
     io::IsTerminal as _,
     path::{Path, PathBuf},
@@ -17,15 +17,19 @@ use super::{
     host::{DISK_RESERVE_BYTES, free_bytes},
     load::{Progress, TrialOutcome},
     nginx::Program,
-    tls::{self, Identity},
+    service::Service,
+    tls::{self, Certificates, Identities, Identity},
 };
 use crate::{
     analyze::stream_name,
-    plan::{Arm, Plan, Trial},
+    plan::{Arm, Cell, Plan, Trial, condition::Condition},
     record::{
         SCHEMA,
         manifest::{Absent, CpuTicks, Host, MANIFEST, Manifest, ProbeStatus, Status, TrialRecord, recording},
+        stamps::RequestStamps,
+        stream::{Recording, StreamKind},
     },
+    statistics::{interval::blocks_needed, quantile},
 };
 
 /// How to run a plan.
@@ -33,6 +37,8 @@ use crate::{
 pub struct RunOptions {
     /// What.
     pub plan: Plan,
+    /// Whether to go on until the interval is narrow.
+    pub until: Option<Until>,
     /// Folder of results folders.
     pub results: PathBuf,
     /// Who serves.
@@ -57,6 +63,15 @@ pub struct RunOptions {
     pub faults: Option<PathBuf>,
     /// Whether to be silent on stderr while it goes.
     pub quiet: bool,
+}
+
+/// When a run has trials enough.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Until {
+    /// Half the interval of the difference at the median, over the baseline's median.
+    pub relative_width: f64,
+    /// Trials per arm at most.
+    pub trials_max: u32,
 }
 
 /// Who serves.
@@ -90,17 +105,25 @@ const USUAL_NGINX: &str = "/usr/sbin/nginx";
 pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<PathBuf> {
     options.plan.validate()?;
     ensure!(
+        options.until.is_none() || options.plan.trials_per_arm > 1,
+        "--until judges the spread from --trials, of which it needs 2 at least"
+    );
+    ensure!(
+        options.until.is_none() || options.plan.cells().len() > options.plan.conditions.len(),
+        "--until is about a difference: name two arms"
+    );
+    ensure!(
         options.faults.is_none() || options.server == ServerChoice::Embedded,
         "--faults are committed by the embedded server only: leave out --server"
     );
-    let last = u32::from(options.port) + options.plan.arms.len() as u32 - 1;
-    ensure!(
-        options.port > 0 && last <= 65_535,
-        "--port {} leaves no room for the arms' ports",
-        options.port
-    );
-    if options.server != ServerChoice::Embedded && options.plan.arms.contains(&Arm::NoCrypto) {
+    let services = services(options)?;
+    if options.server != ServerChoice::Embedded
+        && services.iter().any(|service| service.arm() == Arm::NoCrypto)
+    {
         return Err(tls::no_tls(Arm::NoCrypto));
+    }
+    for service in &services {
+        require_able(&options.server, &service.condition)?;
     }
     if let ServerChoice::Nginx { root: Some(root), .. } = &options.server {
         ensure!(
@@ -147,10 +170,12 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
         bail!(reason);
     }
     manifest.write(&folder)?;
-    let trials = options.plan.trials();
+    let mut trials = options.plan.trials();
     manifest.status = Status::Complete;
-    for trial in &trials {
+    let mut next = 0;
+    while let Some(trial) = trials.get(next) {
         let result = run.trial(trial, trials.len(), interrupted);
+        next += 1;
         match result {
             Ok(record) => manifest.trials.push(record),
             Err(error) => {
@@ -168,8 +193,17 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
                 reason: format!("trial {}: {reason}", trial.index),
             };
         }
+        if let Some(until) = options.until.filter(|_| next == trials.len())
+            && manifest.status == Status::Complete
+            && manifest.plan.first_stage.is_none()
+        {
+            second_stage(&mut manifest, until, &folder, options.quiet)?;
+            // The trials that have run are the first of them.
+            trials = manifest.plan.trials();
+            run.plan = manifest.plan.clone();
+        }
         let ended = manifest.status.clone();
-        let more = ended == Status::Complete && trial.index as usize + 1 < trials.len();
+        let more = ended == Status::Complete && next < trials.len();
         let shown = if more { Status::Running } else { ended };
         Manifest {
             status: shown,
@@ -182,6 +216,57 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
     }
     run.ends.part(&folder);
     Ok(folder)
+}
+
+/// Judges from the trials so far, which are a first stage, how many there must be, and plans them.
+fn second_stage(manifest: &mut Manifest, until: Until, folder: &Path, quiet: bool) -> anyhow::Result<()> {
+    let mut medians: BTreeMap<(Cell, u32), f64> = BTreeMap::new();
+    for TrialRecord { trial, .. } in &manifest.trials {
+        let path = recording(&folder.join(CLIENT_STAMPS), stream_name::REQUESTS, trial.index);
+        let recorded = Recording::<RequestStamps>::open(&path, StreamKind::Requests)?;
+        let measured = recorded.records.iter().filter(|request| request.is_measured());
+        let mut latencies: Vec<u64> = measured.filter_map(RequestStamps::latency_ns).collect();
+        latencies.sort_unstable();
+        if !latencies.is_empty() {
+            medians.insert((trial.cell(), trial.block), quantile(&latencies, 0.5) as f64);
+        }
+    }
+    let plan = &mut manifest.plan;
+    let stage = plan.trials_per_arm;
+    let mut needed = stage;
+    for condition in 0..plan.conditions.len() as u32 {
+        let (first, rest) = plan
+            .arms_of(condition)
+            .split_first()
+            .context("a condition has an arm")?;
+        let of = |arm: Arm, block| medians.get(&(Cell { condition, arm }, block)).copied();
+        let blocks: Vec<u32> = (0..stage).filter(|&block| of(*first, block).is_some()).collect();
+        let baseline =
+            blocks.iter().filter_map(|&block| of(*first, block)).sum::<f64>() / blocks.len() as f64;
+        for &arm in rest {
+            let differences: Vec<f64> = blocks
+                .iter()
+                .filter_map(|&block| Some(of(arm, block)? - of(*first, block)?))
+                .collect();
+            if differences.len() > 1 {
+                needed = needed.max(blocks_needed(&differences, until.relative_width * baseline));
+            }
+        }
+    }
+    plan.first_stage = Some(stage);
+    plan.trials_per_arm = needed.min(until.trials_max).max(stage);
+    if !quiet {
+        let capped = if needed > plan.trials_per_arm {
+            format!("; {needed} would be needed, --trials-max allows no more")
+        } else {
+            String::new()
+        };
+        eprintln!(
+            "pqtail: after {stage} trials per arm: {} in all{capped}",
+            plan.trials_per_arm
+        );
+    }
+    Ok(())
 }
 
 /// Makes a folder of its own for the run; an earlier run of the same day is never touched.
@@ -250,6 +335,7 @@ fn utc(format: &str) -> String {
 /// A run that is set up.
 struct Run {
     ends: Ends,
+    plan: Plan,
     folder: PathBuf,
     /// Why a host is to be taken away, once that is known.
     notice: Option<String>,
@@ -275,6 +361,7 @@ impl Run {
         }
         Ok(Self {
             ends,
+            plan: options.plan.clone(),
             folder: folder.to_owned(),
             notice: None,
             quiet: options.quiet,
@@ -373,7 +460,7 @@ impl Run {
             match self.ends.load.answer()? {
                 Answer::Progress(progress) => {
                     if !self.quiet {
-                        show(trial, of, &progress);
+                        show(&self.plan, trial, of, &progress);
                     }
                     // Without the server every further request fails, without a recorder none has a cause: nothing is
                     // left to measure.
@@ -426,7 +513,9 @@ fn preflight(options: &RunOptions, ends: &mut Ends) {
         ("server", server, &*server_at, client_at.address),
     ] {
         let questions = Questions {
-            rate_hz: Some(options.plan.rate_hz),
+            rate_hz: (0..options.plan.conditions.len() as u32)
+                .map(|condition| options.plan.rate_hz(condition))
+                .reduce(f64::max),
             cpus: place.cpus.clone(),
             peer: Some(peer),
             folder: place.folder.clone(),
@@ -447,9 +536,19 @@ fn preflight(options: &RunOptions, ends: &mut Ends) {
 /// Gives every agent its role, and the manifest what is known of the ends.
 fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> anyhow::Result<()> {
     let plan = &options.plan;
-    let ports = ports(options);
-    let identity = Identity::generate()?;
-    let order = serve(options, &ends.server_at, &ports, &identity);
+    let services = services(options)?;
+    let mut identities = Identities::new();
+    for service in &services {
+        let kind = service.condition.certificate;
+        if let Entry::Vacant(entry) = identities.entry(kind) {
+            entry.insert(Identity::generate(kind)?);
+        }
+    }
+    let certificates = identities
+        .iter()
+        .map(|(kind, identity)| (*kind, identity.certificate.clone()));
+    let certificates: Certificates = certificates.collect();
+    let order = serve(options, &ends.server_at, &services, identities);
     let (server_threads, software) = match ends.server.ask(&order)? {
         Answer::Serves { threads, software } => (threads, software),
         other => return Err(ends.server.surprise(&other)),
@@ -457,10 +556,10 @@ fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> any
     let is_ours = !matches!(options.server, ServerChoice::Adopted { .. });
     let client_threads = ends.load.threads(&Order::Load {
         server: ends.server_at.address,
-        ports: ports.clone(),
+        services: services.clone(),
         cpus: ends.client_at.cpus.clone(),
         plan: Box::new(plan.clone()),
-        certificate: is_ours.then_some(identity.certificate),
+        certificates: is_ours.then_some(certificates),
         folder: ends.client_at.folder.join(CLIENT_STAMPS),
     })?;
     let mut probes: BTreeMap<PathBuf, Vec<ProbeStatus>> = BTreeMap::new();
@@ -482,7 +581,7 @@ fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> any
         cpus.sort_unstable();
         cpus.dedup();
         let order = Order::Probe {
-            ports: ports.iter().map(|(_, port)| *port).collect(),
+            ports: services.iter().map(|service| service.port).collect(),
             cpus,
             threads,
             foreign,
@@ -515,17 +614,51 @@ fn assign(options: &RunOptions, ends: &mut Ends, manifest: &mut Manifest) -> any
     Ok(())
 }
 
-/// Where each arm is served.
-fn ports(options: &RunOptions) -> Vec<(Arm, u16)> {
+/// Where each cell is served.
+fn services(options: &RunOptions) -> anyhow::Result<Vec<Service>> {
     let one_port = matches!(options.server, ServerChoice::Adopted { one_port: true, .. });
-    let port = |arm| {
-        if one_port {
-            options.port
-        } else {
-            options.plan.port(options.port, arm)
-        }
+    let services = Service::of_plan(&options.plan, options.port, one_port);
+    services
+        .filter(|_| options.port > 0)
+        .with_context(|| format!("--port {} leaves no room for the arms' ports", options.port))
+}
+
+/// Refuses what a server that is not ours cannot be made to do.
+fn require_able(server: &ServerChoice, condition: &Condition) -> anyhow::Result<()> {
+    let plain = Condition::default();
+    let of_server = [
+        ("loss", condition.loss != plain.loss),
+        ("early-data", condition.early_data),
+        ("resumed", condition.resumed > 0.0),
+        ("held-connections", condition.held_connections > 0),
+        ("response-bytes", condition.response_bytes != plain.response_bytes),
+        (
+            "requests-per-connection",
+            condition.requests_per_connection != plain.requests_per_connection,
+        ),
+        ("certificate", condition.certificate != plain.certificate),
+        ("cipher-suite", condition.cipher_suite != plain.cipher_suite),
+    ];
+    // What nginx is configured for; of an adopted server nothing is known.
+    let able: &[&str] = match server {
+        ServerChoice::Embedded => return Ok(()),
+        ServerChoice::Nginx { .. } => &[
+            "response-bytes",
+            "requests-per-connection",
+            "certificate",
+            "cipher-suite",
+        ],
+        ServerChoice::Adopted { .. } => &[],
     };
-    options.plan.arms.iter().map(|&arm| (arm, port(arm))).collect()
+    match of_server
+        .iter()
+        .find(|(name, asked)| *asked && !able.contains(name))
+    {
+        Some((name, _)) => bail!(
+            "the scenario sets {name}, which takes a server of our own: take --server embedded, or a scenario without it"
+        ),
+        None => Ok(()),
+    }
 }
 
 fn foreign(options: &RunOptions, threads: &[u32]) -> Option<ForeignServer> {
@@ -541,15 +674,15 @@ fn foreign(options: &RunOptions, threads: &[u32]) -> Option<ForeignServer> {
 }
 
 /// What makes the server's end a server.
-fn serve(options: &RunOptions, at: &Place, ports: &[(Arm, u16)], identity: &Identity) -> Order {
-    let (address, ports, cpus, identity) = (at.address, ports.to_vec(), at.cpus.clone(), identity.clone());
+fn serve(options: &RunOptions, at: &Place, services: &[Service], identities: Identities) -> Order {
+    let (address, services, cpus) = (at.address, services.to_vec(), at.cpus.clone());
     let folder = at.folder.join(SERVER_STAMPS);
     match &options.server {
         ServerChoice::Embedded => Order::Serve {
             address,
-            ports,
+            services,
             cpus,
-            identity,
+            identities,
             faults: options.faults.clone(),
             folder,
         },
@@ -562,13 +695,13 @@ fn serve(options: &RunOptions, at: &Place, ports: &[(Arm, u16)], identity: &Iden
                 root: root.clone(),
             },
             address,
-            ports,
+            services,
             cpus,
-            identity,
+            identities,
             folder,
         },
         ServerChoice::Adopted { .. } => Order::Adopt {
-            ports: ports.into_iter().map(|(_, port)| port).collect(),
+            ports: services.into_iter().map(|service| service.port).collect(),
             folder,
         },
     }
@@ -602,7 +735,7 @@ fn tell_of_probes(options: &RunOptions, manifest: &Manifest) {
 }
 
 /// One line that is renewed on a terminal.
-fn show(trial: &Trial, of: usize, progress: &Progress) {
+fn show(plan: &Plan, trial: &Trial, of: usize, progress: &Progress) {
     let ms = |ns: u64| ns as f64 / 1e6;
     let latency = if progress.p50_ns > 0 {
         format!(
@@ -619,7 +752,7 @@ fn show(trial: &Trial, of: usize, progress: &Progress) {
         "trial {} ({} of {of})  {:<16} {:>5.1} s  {:>7} done  {} failed  {latency}",
         trial.index,
         trial.index + 1,
-        trial.arm,
+        plan.cell_name(trial.cell()),
         progress.elapsed_ns as f64 / 1e9,
         progress.done,
         progress.errors,
@@ -649,7 +782,11 @@ pub(super) mod tests {
                 seed: 1,
                 timeout_ns: 1_000_000_000,
                 probes: true,
+                conditions: crate::plan::nothing_varied(),
+                highest_quantile: crate::plan::usual_quantile(),
+                first_stage: None,
             },
+            until: None,
             results: PathBuf::new(),
             server: ServerChoice::Embedded,
             hosts: None,

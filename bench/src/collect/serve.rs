@@ -1,7 +1,7 @@
 //! The embedded server: TLS 1.3 on rustls and aws-lc-rs, one port per arm, one stamp per stage of every connection.
 
 use std::{
-    io::{self, Read as _, Write as _},
+    io::{self, Write as _},
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     rc::Rc,
@@ -24,17 +24,19 @@ use tokio::{
 
 use super::{
     deadlines::Deadlines,
-    exchange::{READ_BYTES, RESPONSE, plain_bytes, process, take_out},
+    exchange::{READ_BYTES, plain_bytes, process, response, take_out},
     fault::{Committed, Fault, Faults, Stage},
     host::thread_cpu_ns,
-    tls::{Identity, server_config},
+    path,
+    service::Service,
+    tls::{Identities, server_configs},
     worker::{
-        POLL, POLLS_PER_FLUSH, ReadBuffer, STAMPS_WAITING_MAX, folded, pin, read_some, runtime, write_all,
+        POLL, POLLS_PER_FLUSH, ReadBuffer, STAMPS_WAITING_MAX, folded, own_cpu_ns, pin, read_some, runtime,
+        write_all,
     },
 };
 use crate::{
     clock::now,
-    plan::Arm,
     record::{
         stamps::{ConnectionStamps, Outcome},
         stream::{StreamKind, Writer, Written},
@@ -55,12 +57,12 @@ const HOLD: Duration = Duration::from_millis(250);
 pub struct ServeSettings {
     /// Address to listen on.
     pub address: IpAddr,
-    /// One port per arm.
-    pub ports: Vec<(Arm, u16)>,
+    /// What is served where.
+    pub services: Vec<Service>,
     /// One worker per CPU, pinned to it.
     pub cpus: Vec<u32>,
-    /// Certificate and key.
-    pub identity: Identity,
+    /// Certificates and keys.
+    pub identities: Identities,
     /// File of faults to commit on order; `None` outside the truth suite.
     pub faults: Option<PathBuf>,
 }
@@ -92,6 +94,7 @@ impl Server {
     /// When a port is taken, or a worker cannot be pinned.
     pub fn start(settings: &ServeSettings) -> anyhow::Result<Self> {
         let (stop, stopped) = watch::channel(false);
+        let configs = configs(settings)?;
         let shared = Arc::new(Shared::default());
         let (stamps, waiting) = mpsc::sync_channel(STAMPS_WAITING_MAX * settings.cpus.len().max(1));
         let mut threads = Vec::new();
@@ -100,6 +103,7 @@ impl Server {
             let (ready, is_ready) = mpsc::sync_channel(1);
             let worker = Worker {
                 settings: settings.clone(),
+                configs: configs.clone(),
                 stamps: stamps.clone(),
                 shared: Arc::clone(&shared),
                 stopped: stopped.clone(),
@@ -233,8 +237,23 @@ fn record(waiting: &Receiver<ConnectionStamps>, shared: &Shared) {
     }
 }
 
+/// The TLS of each service, in their order: of the measured port and of the port beside it. Workers share them, since a ticket may come
+/// back to another worker than the one that gave it.
+type Configs = Vec<Option<[Arc<ServerConfig>; 2]>>;
+
+fn configs(settings: &ServeSettings) -> anyhow::Result<Configs> {
+    let of = |service: &Service| {
+        let kind = service.condition.certificate;
+        let identity = settings.identities.get(&kind);
+        let identity = identity.with_context(|| format!("no {} certificate was made", kind.name()))?;
+        server_configs(service.arm(), &service.condition, identity)
+    };
+    settings.services.iter().map(of).collect()
+}
+
 struct Worker {
     settings: ServeSettings,
+    configs: Configs,
     stamps: SyncSender<ConnectionStamps>,
     shared: Arc<Shared>,
     stopped: watch::Receiver<bool>,
@@ -290,23 +309,57 @@ impl Worker {
     }
 
     fn listen(&self, of_worker: &Rc<OfWorker>) -> anyhow::Result<()> {
-        for &(arm, port) in &self.settings.ports {
-            let backlog = of_worker.faults.as_ref().and_then(Faults::backlog);
-            let listener = listen(
+        let backlog = of_worker.faults.as_ref().and_then(Faults::backlog);
+        let on = |port| {
+            listen(
                 SocketAddr::new(self.settings.address, port),
                 backlog.unwrap_or(BACKLOG),
-            )?;
-            let config = server_config(arm, &self.settings.identity)?;
+            )
+        };
+        for (service, configs) in self.settings.services.iter().zip(&self.configs) {
+            let listener = on(service.port)?;
+            let condition = &service.condition;
+            if condition.loss > 0.0 {
+                path::lose(&listener, condition.loss).context("lose segments at the server")?;
+            }
+            let [measured, generous] = match configs {
+                Some([measured, generous]) => [measured, generous].map(|config| Some(Arc::clone(config))),
+                None => [None, None],
+            };
+            let port = |config| OnPort {
+                config,
+                response: response(condition.response_bytes, false),
+                last_response: response(condition.response_bytes, true),
+                extra: Duration::from_nanos(condition.server_extra_ns),
+            };
             tokio::task::spawn_local(accept(
                 listener,
-                config,
-                self.stamps.clone(),
+                Rc::new(port(measured)),
+                Some(self.stamps.clone()),
                 Arc::clone(&self.shared),
                 Rc::clone(of_worker),
             ));
+            if let Some(side_port) = service.side_port {
+                tokio::task::spawn_local(accept(
+                    on(side_port)?,
+                    Rc::new(port(generous)),
+                    None,
+                    Arc::clone(&self.shared),
+                    Rc::clone(of_worker),
+                ));
+            }
         }
         Ok(())
     }
+}
+
+/// What all connections of a port share.
+struct OnPort {
+    config: Option<Arc<ServerConfig>>,
+    response: Vec<u8>,
+    last_response: Vec<u8>,
+    /// To be computed in every handshake besides what it needs.
+    extra: Duration,
 }
 
 fn listen(address: SocketAddr, backlog: u32) -> anyhow::Result<TcpListener> {
@@ -333,10 +386,11 @@ fn listen(address: SocketAddr, backlog: u32) -> anyhow::Result<TcpListener> {
     })
 }
 
+/// Serves a port. Without a sink its connections leave no stamps, and no trial waits for their end.
 async fn accept(
     listener: TcpListener,
-    config: Option<Arc<ServerConfig>>,
-    sink: SyncSender<ConnectionStamps>,
+    on_port: Rc<OnPort>,
+    sink: Option<SyncSender<ConnectionStamps>>,
     shared: Arc<Shared>,
     of_worker: Rc<OfWorker>,
 ) {
@@ -358,18 +412,21 @@ async fn accept(
             remote_port: peer.port(),
             ..ConnectionStamps::default()
         };
-        shared.open.fetch_add(1, Ordering::AcqRel);
+        if sink.is_some() {
+            shared.open.fetch_add(1, Ordering::AcqRel);
+        }
         let fault = of_worker
             .faults
             .as_ref()
             .and_then(|faults| faults.take(Stage::Accept));
-        let (config, sink, shared) = (config.clone(), sink.clone(), Arc::clone(&shared));
+        let (on_port, sink, shared) = (Rc::clone(&on_port), sink.clone(), Arc::clone(&shared));
         let its = Rc::clone(&of_worker);
         tokio::task::spawn_local(async move {
-            let result = match config {
-                Some(config) => serve_tls(stream, config, &its, &mut stamps).await,
+            let result = match &on_port.config {
+                Some(config) => serve_tls(stream, Arc::clone(config), &on_port, &its, &mut stamps).await,
                 None => serve_plain(stream, &its, &mut stamps).await,
             };
+            let Some(sink) = sink else { return };
             stamps.outcome = result.unwrap_or_else(|error| outcome_of(&error)) as u8;
             stamps.closed_ns = now().0;
             if sink.try_send(stamps).is_err() {
@@ -400,6 +457,7 @@ fn outcome_of(error: &io::Error) -> Outcome {
 async fn serve_tls(
     mut stream: TcpStream,
     config: Arc<ServerConfig>,
+    on_port: &OnPort,
     of_worker: &OfWorker,
     stamps: &mut ConnectionStamps,
 ) -> io::Result<Outcome> {
@@ -409,60 +467,69 @@ async fn serve_tls(
     };
     let mut out = Vec::with_capacity(READ_BYTES / 4);
     let mut request = Vec::with_capacity(512);
-    loop {
-        let read = read_some(&mut stream, &of_worker.buffer, READ_BYTES).await?;
-        let read_ns = now().0;
-        if read == 0 {
-            return Ok(Outcome::Closed);
+    // Until the client says that the request is the last.
+    while !request.ends_with(b"Connection: close\r\n\r\n") {
+        request.clear();
+        while !request.ends_with(b"\r\n\r\n") {
+            let read = read_some(&mut stream, &of_worker.buffer, READ_BYTES).await?;
+            let read_ns = now().0;
+            if read == 0 {
+                return Ok(Outcome::Closed);
+            }
+            let is_first = stamps.first_byte_ns == 0;
+            if is_first {
+                stamps.first_byte_ns = read_ns;
+                of_worker.commit_at(Stage::Hello, stamps.remote_port);
+            }
+            stamps.bytes_in += read as u32;
+            let is_accepted = process(&mut tls, &of_worker.buffer.bytes(read))?;
+            if is_first && !on_port.extra.is_zero() {
+                compute(on_port.extra);
+            }
+            if let Some(mut early) = tls.early_data() {
+                read_plain(&mut early, &mut request, read)?;
+                if request.ends_with(b"\r\n\r\n") {
+                    // The response goes out behind the handshake's flight, in the same write.
+                    stamps.group = group(&tls);
+                    break;
+                }
+            }
+            // An alert of ours must still go out, so that the client learns why.
+            send(&stream, &mut tls, &mut out, stamps).await?;
+            if !is_accepted {
+                return Ok(Outcome::Tls);
+            }
+            if tls.is_handshaking() {
+                stamps.flight_written_ns = now().0;
+                of_worker.commit_at(Stage::Flight, stamps.remote_port);
+                continue;
+            }
+            if stamps.handshake_done_ns == 0 {
+                stamps.finished_read_ns = read_ns;
+                stamps.handshake_done_ns = now().0;
+                stamps.group = group(&tls);
+                stamps.cipher_suite = tls
+                    .negotiated_cipher_suite()
+                    .map_or(0, |suite| u16::from(suite.suite()));
+            }
+            read_plain(&mut tls.reader(), &mut request, read)?;
         }
-        if stamps.first_byte_ns == 0 {
-            stamps.first_byte_ns = read_ns;
-            of_worker.commit_at(Stage::Hello, stamps.remote_port);
+        if stamps.request_read_ns == 0 {
+            stamps.request_read_ns = now().0;
         }
-        stamps.bytes_in += read as u32;
-        let is_accepted = process(&mut tls, &of_worker.buffer.bytes(read))?;
-        // An alert of ours must still go out, so that the client learns why.
-        send(&stream, &mut tls, &mut out, stamps).await?;
-        if !is_accepted {
-            return Ok(Outcome::Tls);
-        }
-        if tls.is_handshaking() {
-            stamps.flight_written_ns = now().0;
-            of_worker.commit_at(Stage::Flight, stamps.remote_port);
-            continue;
-        }
-        if stamps.handshake_done_ns == 0 {
-            stamps.finished_read_ns = read_ns;
-            stamps.handshake_done_ns = now().0;
-            stamps.group = tls
-                .negotiated_key_exchange_group()
-                .map_or(0, |group| u16::from(group.name()));
-            stamps.cipher_suite = tls
-                .negotiated_cipher_suite()
-                .map_or(0, |suite| u16::from(suite.suite()));
-        }
-        let from = request.len();
-        request.resize(from + read, 0);
-        let plain = match tls.reader().read(&mut request[from..]) {
-            Ok(plain) => plain,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-            Err(error) => return Err(error),
-        };
-        request.truncate(from + plain);
-        if request.ends_with(b"\r\n\r\n") {
-            break;
+        if !request.ends_with(b"Connection: close\r\n\r\n") {
+            respond(&stream, &mut tls, &mut out, stamps, &on_port.response, false).await?;
         }
     }
-    stamps.request_read_ns = now().0;
-    tls.writer().write_all(RESPONSE)?;
-    tls.send_close_notify();
     match of_worker
         .faults
         .as_ref()
         .filter(|faults| faults.take(Stage::Response).is_some())
     {
-        None => send(&stream, &mut tls, &mut out, stamps).await?,
+        None => respond(&stream, &mut tls, &mut out, stamps, &on_port.last_response, true).await?,
         Some(faults) => {
+            tls.writer().write_all(&on_port.last_response)?;
+            tls.send_close_notify();
             let begin_ns = now().0;
             send_held(&stream, &mut tls, &mut out, stamps).await?;
             stamps.response_written_ns = now().0;
@@ -479,8 +546,59 @@ async fn serve_tls(
         }
     }
     stamps.response_written_ns = now().0;
+    if stamps.flight_written_ns == 0 {
+        stamps.flight_written_ns = stamps.response_written_ns;
+    }
     close(stream, of_worker).await;
     Ok(Outcome::Ok)
+}
+
+fn group(tls: &ServerConnection) -> u16 {
+    tls.negotiated_key_exchange_group()
+        .map_or(0, |group| u16::from(group.name()))
+}
+
+/// Appends what there is of a request; at most as much as the bytes that brought it.
+fn read_plain(reader: &mut impl io::Read, request: &mut Vec<u8>, bytes_max: usize) -> io::Result<()> {
+    let from = request.len();
+    request.resize(from + bytes_max, 0);
+    let plain = match reader.read(&mut request[from..]) {
+        Ok(plain) => plain,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+        Err(error) => return Err(error),
+    };
+    request.truncate(from + plain);
+    Ok(())
+}
+
+/// Keeps the thread busy: time on the CPU, which a preemption does not shorten.
+fn compute(extra: Duration) {
+    let end_ns = own_cpu_ns() + extra.as_nanos() as u64;
+    while own_cpu_ns() < end_ns {
+        std::hint::spin_loop();
+    }
+}
+
+/// So much of a response is encrypted before it is written: less than rustls holds back.
+const RESPONSE_PART: usize = 32 << 10;
+
+async fn respond(
+    stream: &TcpStream,
+    tls: &mut ServerConnection,
+    out: &mut Vec<u8>,
+    stamps: &mut ConnectionStamps,
+    response: &[u8],
+    is_last: bool,
+) -> io::Result<()> {
+    let mut parts = response.chunks(RESPONSE_PART).peekable();
+    while let Some(part) = parts.next() {
+        tls.writer().write_all(part)?;
+        if is_last && parts.peek().is_none() {
+            tls.send_close_notify();
+        }
+        send(stream, tls, out, stamps).await?;
+    }
+    Ok(())
 }
 
 async fn send(

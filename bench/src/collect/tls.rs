@@ -1,26 +1,41 @@
 //! TLS configurations of the arms: nothing is left to library defaults.
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use anyhow::{Context as _, anyhow};
 use rustls::{
-    ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
+    ClientConfig, DigitallySignedStruct, NamedGroup, RootCertStore, ServerConfig, SignatureScheme,
     client::{
-        Resumption,
+        ClientSessionStore, Resumption, Tls12ClientSessionValue, Tls13ClientSessionValue,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
     crypto::{CryptoProvider, SupportedKxGroup, aws_lc_rs, verify_tls13_signature},
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime},
-    server::NoServerSessionStorage,
+    server::{NoServerSessionStorage, ServerSessionMemoryCache},
 };
 use serde::{Deserialize, Serialize};
 
-use crate::plan::Arm;
+use crate::plan::{
+    Arm,
+    condition::{CertificateKind, CipherSuite, Condition},
+};
 
 /// Name in the certificate and in SNI.
 const SERVER_NAME: &str = "pqtail.test";
 
-/// The server's self-signed ECDSA P-256 certificate with its key, made for one run. The key leaves the run's processes
+/// Tickets that one connection gets from a server that hands them out.
+pub(super) const TICKETS: usize = 64;
+
+/// Sessions that a server keeps for 0-RTT, whose tickets must not be taken twice: of a whole trial, at any rate a machine can do.
+const SESSIONS_MAX: usize = 1 << 17;
+
+/// Early data that a server takes, bytes; the request has less.
+const EARLY_DATA_MAX: u32 = 1 << 14;
+
+/// The server's self-signed certificate with its key, made for one run. The key leaves the run's processes
 /// nowhere else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
@@ -35,13 +50,64 @@ impl Identity {
     ///
     /// # Errors
     /// When the system has no randomness to give.
-    pub fn generate() -> anyhow::Result<Self> {
-        let made = rcgen::generate_simple_self_signed(vec![SERVER_NAME.to_owned()])
-            .context("make the server's certificate")?;
-        Ok(Self {
-            certificate: made.cert.der().to_vec(),
-            key: made.signing_key.serialize_der(),
-        })
+    pub fn generate(kind: CertificateKind) -> anyhow::Result<Self> {
+        let algorithm = match kind {
+            CertificateKind::EcdsaP256 => &rcgen::PKCS_ECDSA_P256_SHA256,
+            CertificateKind::Rsa2048 => &rcgen::PKCS_RSA_SHA256,
+            CertificateKind::MlDsa65 => &rcgen::PKCS_ML_DSA_65,
+        };
+        let make = || {
+            let key = rcgen::KeyPair::generate_for(algorithm)?;
+            let certificate =
+                rcgen::CertificateParams::new(vec![SERVER_NAME.to_owned()])?.self_signed(&key)?;
+            Ok::<_, rcgen::Error>(Self {
+                certificate: certificate.der().to_vec(),
+                key: key.serialize_der(),
+            })
+        };
+        make().with_context(|| format!("make the server's {} certificate", kind.name()))
+    }
+}
+
+/// One of each kind that a run needs.
+pub type Identities = BTreeMap<CertificateKind, Identity>;
+
+/// The DER certificates of [`Identities`].
+pub type Certificates = BTreeMap<CertificateKind, Vec<u8>>;
+
+/// Tickets of sessions with one server, each to be used once. The usual store of rustls also remembers the group of the last
+/// handshake and sends its share first, which would turn one arm into another.
+#[derive(Debug, Default)]
+pub struct Tickets(Mutex<Vec<Tls13ClientSessionValue>>);
+
+impl Tickets {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+impl ClientSessionStore for Tickets {
+    fn set_kx_hint(&self, _: ServerName<'static>, _: NamedGroup) {}
+
+    fn kx_hint(&self, _: &ServerName<'_>) -> Option<NamedGroup> {
+        None
+    }
+
+    fn set_tls12_session(&self, _: ServerName<'static>, _: Tls12ClientSessionValue) {}
+
+    fn tls12_session(&self, _: &ServerName<'_>) -> Option<Tls12ClientSessionValue> {
+        None
+    }
+
+    fn remove_tls12_session(&self, _: &ServerName<'static>) {}
+
+    fn insert_tls13_ticket(&self, _: ServerName<'static>, ticket: Tls13ClientSessionValue) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(ticket);
+    }
+
+    fn take_tls13_ticket(&self, _: &ServerName<'static>) -> Option<Tls13ClientSessionValue> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 }
 
@@ -52,6 +118,8 @@ pub struct Expected {
     pub group: u16,
     /// Whether the server must have asked for another share.
     pub hello_retry: bool,
+    /// IANA number of the cipher suite; 0 without TLS.
+    pub cipher_suite: u16,
 }
 
 type Groups = Vec<&'static dyn SupportedKxGroup>;
@@ -72,11 +140,16 @@ fn groups(arm: Arm) -> Option<(Groups, Groups)> {
 
 /// What every connection of this arm is checked against.
 #[must_use]
-pub fn expected(arm: Arm) -> Expected {
+pub fn expected(arm: Arm, condition: &Condition) -> Expected {
     let group = groups(arm).map_or(0, |(_, server)| u16::from(server[0].name()));
     Expected {
         group,
         hello_retry: arm == Arm::HelloRetry,
+        cipher_suite: if group == 0 {
+            0
+        } else {
+            condition.cipher_suite.number()
+        },
     }
 }
 
@@ -87,9 +160,13 @@ pub(super) fn no_tls(arm: Arm) -> anyhow::Error {
     )
 }
 
-fn provider(kx_groups: Groups) -> Arc<CryptoProvider> {
+/// The client's order of cipher suites decides, so `first` is what is negotiated.
+fn provider(kx_groups: Groups, first: CipherSuite) -> Arc<CryptoProvider> {
     use aws_lc_rs::cipher_suite::{TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256};
-    let cipher_suites = vec![TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
+    let mut cipher_suites = vec![TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
+    if first == CipherSuite::Chacha20Poly1305Sha256 {
+        cipher_suites.reverse();
+    }
     Arc::new(CryptoProvider {
         cipher_suites,
         kx_groups,
@@ -98,15 +175,21 @@ fn provider(kx_groups: Groups) -> Arc<CryptoProvider> {
 }
 
 /// The client's side of an arm; `None` where there is no TLS. The server's certificate is verified against `certificate` as the
-/// only root; without one it is taken unseen, and only its signature of the handshake is verified.
+/// only root; without one it is taken unseen, and only its signature of the handshake is verified. With `tickets` it resumes a
+/// session while there are any, and keeps those that it is given.
 ///
 /// # Errors
 /// When the certificate is none.
-pub fn client_config(arm: Arm, certificate: Option<&[u8]>) -> anyhow::Result<Option<Arc<ClientConfig>>> {
+pub fn client_config(
+    arm: Arm,
+    condition: &Condition,
+    certificate: Option<&[u8]>,
+    tickets: Option<&Arc<Tickets>>,
+) -> anyhow::Result<Option<Arc<ClientConfig>>> {
     let Some((groups, _)) = groups(arm) else {
         return Ok(None);
     };
-    let provider = provider(groups);
+    let provider = provider(groups, condition.cipher_suite);
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_protocol_versions(&[&rustls::version::TLS13])?;
     let mut config = match certificate {
@@ -122,8 +205,11 @@ pub fn client_config(arm: Arm, certificate: Option<&[u8]>) -> anyhow::Result<Opt
             .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider))),
     }
     .with_no_client_auth();
-    config.resumption = Resumption::disabled();
-    config.enable_early_data = false;
+    config.resumption = match tickets {
+        Some(tickets) => Resumption::store(Arc::clone(tickets) as Arc<dyn ClientSessionStore>),
+        None => Resumption::disabled(),
+    };
+    config.enable_early_data = condition.early_data && tickets.is_some();
     Ok(Some(Arc::new(config)))
 }
 
@@ -168,17 +254,22 @@ impl ServerCertVerifier for AnyCertificate {
     }
 }
 
-/// The server's side of an arm; `None` where there is no TLS.
+/// The server's side of an arm under a condition: what serves the measured connections, which get no tickets, and what hands out the
+/// tickets that those resume with. `None` where there is no TLS.
 ///
 /// # Errors
 /// When the key does not fit the certificate.
-pub fn server_config(arm: Arm, identity: &Identity) -> anyhow::Result<Option<Arc<ServerConfig>>> {
+pub fn server_configs(
+    arm: Arm,
+    condition: &Condition,
+    identity: &Identity,
+) -> anyhow::Result<Option<[Arc<ServerConfig>; 2]>> {
     let Some((_, groups)) = groups(arm) else {
         return Ok(None);
     };
     let certificate = CertificateDer::from(identity.certificate.clone());
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(identity.key.clone()));
-    let mut config = ServerConfig::builder_with_provider(provider(groups))
+    let mut config = ServerConfig::builder_with_provider(provider(groups, condition.cipher_suite))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_no_client_auth()
         .with_single_cert(vec![certificate], key)
@@ -186,7 +277,17 @@ pub fn server_config(arm: Arm, identity: &Identity) -> anyhow::Result<Option<Arc
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.max_early_data_size = 0;
-    Ok(Some(Arc::new(config)))
+    if condition.early_data {
+        // rustls takes early data only where it remembers its sessions, so that no ticket is taken twice.
+        config.session_storage = ServerSessionMemoryCache::new(SESSIONS_MAX);
+        config.max_early_data_size = EARLY_DATA_MAX;
+        config.send_half_rtt_data = true;
+    } else if condition.resumed > 0.0 {
+        config.ticketer = aws_lc_rs::Ticketer::new().context("make the key of session tickets")?;
+    }
+    let mut generous = config.clone();
+    generous.send_tls13_tickets = TICKETS;
+    Ok(Some([Arc::new(config), Arc::new(generous)]))
 }
 
 /// The name that the client asks for.

@@ -23,7 +23,7 @@ pub struct RequestStamps {
     pub first_server_byte_ns: u64,
     /// The client's side of the handshake is complete: it holds the server's verified Finished.
     pub handshake_done_ns: u64,
-    /// The write that carried the client's Finished and the request has returned.
+    /// The write that carried the client's Finished and the first request has returned; with early data the one of the ClientHello.
     pub request_written_ns: u64,
     /// The first read that completed with bytes of the response.
     pub first_response_byte_ns: u64,

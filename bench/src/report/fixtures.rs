@@ -43,6 +43,9 @@ fn plan(arms: &[Arm]) -> Plan {
         seed: 42,
         timeout_ns: 5_000_000_000,
         probes: true,
+        conditions: crate::plan::nothing_varied(),
+        highest_quantile: crate::plan::usual_quantile(),
+        first_stage: None,
     }
 }
 
@@ -106,6 +109,8 @@ fn arm(shift_ns: u64, tail_ns: u64, first_trial: u32) -> ArmSummary {
         }
     };
     ArmSummary {
+        arm: String::new(),
+        condition: String::new(),
         requests: 26_973,
         errors: BTreeMap::from([("timeout".to_owned(), 2), ("wrong-group".to_owned(), 1)]),
         percentiles_ns: all,
@@ -391,6 +396,7 @@ pub(super) fn two_arms() -> Sample {
         consequence: consequence.to_owned(),
     };
     let summary = Summary {
+        conditions: Vec::new(),
         schema: SUMMARY_SCHEMA,
         pqtail: "0.1.0".to_owned(),
         begun: "2026-11-30T08:00:00Z".to_owned(),
@@ -568,6 +574,8 @@ pub(super) fn invalid() -> Sample {
 pub(super) fn empty() -> Sample {
     let mut sample = two_arms();
     let none = ArmSummary {
+        arm: String::new(),
+        condition: String::new(),
         requests: 0,
         errors: BTreeMap::new(),
         percentiles_ns: Percentiles::default(),

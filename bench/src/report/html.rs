@@ -40,12 +40,23 @@ pub fn render(summary: &Summary, outliers: &[Outlier], swim_lanes: &[SwimLanes])
     put!(out, "<p class=\"dim\">{}</p>", escape(&text::plan(summary)));
     verdicts(out, summary);
 
+    if summary.conditions.len() > 1 {
+        section(
+            out,
+            "Conditions",
+            "What each arm adds to the baseline, the first of its condition, with the 95 % interval over trials.",
+        );
+        charts::effects(out, summary);
+        sweep(out, summary);
+    }
     section(out, "Latency", "");
     comparison(out, summary, &arms);
     differences(out, summary);
     null(out, summary);
 
-    if arms.iter().any(|(_, arm)| !arm.curve.is_empty()) {
+    // More lines than there are colours tell nothing apart.
+    let is_sweep = arms.len() > ARMS_MAX;
+    if !is_sweep && arms.iter().any(|(_, arm)| !arm.curve.is_empty()) {
         section(
             out,
             "Latency by percentile",
@@ -61,9 +72,10 @@ pub fn render(summary: &Summary, outliers: &[Outlier], swim_lanes: &[SwimLanes])
         );
         charts::trials(out, &arms);
     }
-    if arms
-        .iter()
-        .any(|(_, arm)| !arm.ledger_median.is_empty() || !arm.ledger_tail.is_empty())
+    if !is_sweep
+        && arms
+            .iter()
+            .any(|(_, arm)| !arm.ledger_median.is_empty() || !arm.ledger_tail.is_empty())
     {
         section(
             out,
@@ -203,15 +215,53 @@ fn comparison(out: &mut String, summary: &Summary, arms: &[(&str, &ArmSummary)])
             }
         }
         if !arm.errors.is_empty() {
-            let errors: Vec<_> = arm
-                .errors
-                .iter()
-                .map(|(kind, number)| format!("{} {kind}", text::count(*number)))
-                .collect();
             put!(
                 out,
                 "<tr class=\"sub\"><td colspan=\"9\">\u{2003}failed, not in the figures: {}</td></tr>",
-                escape(&errors.join(", "))
+                escape(&text::errors(arm))
+            );
+        }
+    }
+    out.push_str("</table></div>");
+}
+
+/// Cells that one chart can show.
+const ARMS_MAX: usize = 7;
+
+fn sweep(out: &mut String, summary: &Summary) {
+    let unit = Unit::of(summary);
+    put!(
+        out,
+        "<div class=\"scroll\"><table><tr><th>condition</th><th>arm</th><th class=\"n\">requests</th><th class=\"n\">p50, {}</th>\
+         <th class=\"n\">p99</th><th class=\"n\">p50 \u{2212} baseline</th><th class=\"n\">p99 \u{2212} baseline</th>\
+         <th class=\"n\">requests/s</th><th class=\"n\">client busy</th><th class=\"n\">server busy</th><th></th></tr>",
+        unit.name
+    );
+    let busy = |share: Option<f64>| share.map_or("\u{2013}".to_owned(), text::percent);
+    for condition in &summary.conditions {
+        for cell in &condition.cells {
+            let Some(arm) = summary.arms.get(&cell.name) else {
+                continue;
+            };
+            put!(
+                out,
+                "<tr><td class=\"name\">{}</td><td class=\"name\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
+                 <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{:.0} of {}</td>\
+                 <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"keep dim\">{}</td></tr>",
+                escape(&condition.name),
+                escape(&cell.arm),
+                text::count(arm.requests),
+                unit.plain(arm.percentiles_ns.p50),
+                unit.plain(arm.percentiles_ns.p99),
+                text::with_interval(summary, &cell.name, "p50", unit),
+                text::with_interval(summary, &cell.name, "p99", unit),
+                cell.achieved_hz,
+                condition.rate_hz,
+                busy(cell.client_busy),
+                busy(cell.server_busy),
+                cell.saturated
+                    .as_deref()
+                    .map_or(String::new(), |why| format!("not to be quoted: {}", escape(why)))
             );
         }
     }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     attribute::ledger::{Ledger, Line},
-    plan::Plan,
+    plan::{Plan, condition::Condition},
     record::manifest::{ProbeStatus, Status},
 };
 
@@ -34,7 +34,9 @@ pub struct Summary {
     pub verdicts: Vec<Verdict>,
     /// Result per arm, by name.
     pub arms: BTreeMap<String, ArmSummary>,
-    /// Every other arm against the first.
+    /// What was varied besides the arms, and how each arm stood up to its load under it.
+    pub conditions: Vec<ConditionSummary>,
+    /// Every other arm against the first, under each condition.
     pub differences: Vec<Difference>,
     /// Every arm against itself, where it has trials enough ([`crate::statistics::null`]).
     pub null: Vec<NullSummary>,
@@ -99,9 +101,47 @@ pub struct Verdict {
     pub text: String,
 }
 
-/// One arm.
+/// One condition.
+#[derive(Clone, Debug, Serialize)]
+pub struct ConditionSummary {
+    /// As in the names of its cells; empty where there is only one.
+    pub name: String,
+    /// Requests per second that were asked for.
+    pub rate_hz: f64,
+    /// What it sets.
+    pub condition: Condition,
+    /// Its arms, the baseline first.
+    pub cells: Vec<CellSummary>,
+}
+
+/// How one arm under one condition stood up to its load.
+#[derive(Clone, Debug, Serialize)]
+pub struct CellSummary {
+    /// Its key in [`Summary::arms`].
+    pub name: String,
+    /// Its arm.
+    pub arm: String,
+    /// Requests per second, over the time that the trials really took.
+    pub achieved_hz: f64,
+    /// Busiest trial of the client's worker threads: CPU time over wall time, 0 to 1; `None` where it is not known.
+    pub client_busy: Option<f64>,
+    /// See [`CellSummary::client_busy`].
+    pub server_busy: Option<f64>,
+    /// 99 in 100 requests began at most this long after their intended start, ns.
+    pub lateness_p99_ns: u64,
+    /// Why its figures are not to be quoted, if so: which side is saturated, by what evidence.
+    pub saturated: Option<String>,
+    /// The line on which most of all latency lies, and its share, 0 to 1.
+    pub chief: Option<(&'static str, f64)>,
+}
+
+/// One arm under one condition.
 #[derive(Clone, Debug, Serialize)]
 pub struct ArmSummary {
+    /// The arm's name.
+    pub arm: String,
+    /// Name of the condition; empty where there is only one.
+    pub condition: String,
     /// Measured requests that ended well.
     pub requests: u64,
     /// Measured requests that did not, by kind.

@@ -47,13 +47,20 @@ pub fn render(summary: &Summary, outliers: &[Outlier], results: &str, colour: bo
         colour,
     };
     verdicts(&mut page, summary);
-    comparison(&mut page, summary);
-    differences(&mut page, summary);
-    null(&mut page, summary);
-    trials(&mut page, summary);
-    decomposition(&mut page, summary);
-    one_way(&mut page, summary);
-    tail_budget(&mut page, summary);
+    if summary.conditions.len() > 1 {
+        // One table instead of many: the page and summary.json have for each condition what a single one has here.
+        sweep(&mut page, summary);
+        null(&mut page, summary);
+        trials(&mut page, summary);
+    } else {
+        comparison(&mut page, summary);
+        differences(&mut page, summary);
+        null(&mut page, summary);
+        trials(&mut page, summary);
+        decomposition(&mut page, summary);
+        one_way(&mut page, summary);
+        tail_budget(&mut page, summary);
+    }
     worst(&mut page, outliers);
     gaps(&mut page, summary);
     page.heading("Run");
@@ -265,12 +272,7 @@ fn comparison(page: &mut Page, summary: &Summary) {
             );
         }
         if !arm.errors.is_empty() {
-            let errors: Vec<_> = arm
-                .errors
-                .iter()
-                .map(|(kind, number)| format!("{} {kind}", text::count(*number)))
-                .collect();
-            page.wrapped("  failed, not in the figures: ", &errors.join(", "));
+            page.wrapped("  failed, not in the figures: ", &text::errors(arm));
         }
     }
 }
@@ -308,6 +310,52 @@ fn differences(page: &mut Page, summary: &Summary) {
     }
 }
 
+/// Every condition with its arms: how they stood up to the load, and what the others add to the baseline.
+fn sweep(page: &mut Page, summary: &Summary) {
+    let unit = Unit::of(summary);
+    page.heading(&format!(
+        "Latency from the intended start under each condition, {}; differences with their 95 % intervals",
+        unit.name
+    ));
+    page.styled(
+        DIM,
+        &format!(
+            "  {:<26}{:>8}{:>9}{:>9}  {:<27}{}",
+            "", "requests", "p50", "p99", "p50 \u{2212} baseline", "p99 \u{2212} baseline"
+        ),
+    );
+    for condition in &summary.conditions {
+        page.styled(
+            BOLD,
+            &format!("{}, {} requests/s", condition.name, condition.rate_hz),
+        );
+        for cell in &condition.cells {
+            let Some(arm) = summary.arms.get(&cell.name) else {
+                continue;
+            };
+            let difference = |statistic| text::with_interval(summary, &cell.name, statistic, unit);
+            page.line(&format!(
+                "  {:<26}{:>8}{:>9}{:>9}  {:<27}{}",
+                short(&cell.arm, 25),
+                text::count(arm.requests),
+                unit.plain(arm.percentiles_ns.p50),
+                unit.plain(arm.percentiles_ns.p99),
+                difference("p50"),
+                difference("p99"),
+            ));
+            if let Some(why) = &cell.saturated {
+                let chief = cell.chief.map_or(String::new(), |(line, share)| {
+                    format!("; {} of all latency is {line}", text::percent(share))
+                });
+                page.wrapped("      not to be quoted: ", &format!("{why}{chief}"));
+            }
+            if !arm.errors.is_empty() {
+                page.wrapped("      failed, not in the figures: ", &text::errors(arm));
+            }
+        }
+    }
+}
+
 fn null(page: &mut Page, summary: &Summary) {
     if summary.null.is_empty() {
         return;
@@ -338,7 +386,15 @@ fn trials(page: &mut Page, summary: &Summary) {
         return;
     }
     page.heading(&format!("p99 per trial, {}", unit.name));
+    let mut condition = "";
     for (name, arm) in text::arms(summary) {
+        // Arms of one condition stand together, and several of them would repeat its name.
+        let is_sweep = summary.conditions.len() > 1;
+        if is_sweep && arm.condition != condition {
+            condition = &arm.condition;
+            page.styled(DIM, condition);
+        }
+        let name = if is_sweep { &arm.arm } else { name };
         let p99s: Vec<_> = arm
             .trials
             .iter()

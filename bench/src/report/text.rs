@@ -125,14 +125,12 @@ pub(super) fn row(percentiles: &Percentiles) -> [u64; 7] {
 
 /// Arms in the plan's order (the baseline first), then any the plan does not name.
 pub(super) fn arms(summary: &Summary) -> Vec<(&str, &ArmSummary)> {
-    let planned = |name: &str| {
-        summary
-            .plan
-            .arms
-            .iter()
-            .position(|arm| arm.name() == name)
-            .unwrap_or(usize::MAX)
-    };
+    let cells = summary.plan.cells();
+    let names: Vec<_> = cells
+        .into_iter()
+        .map(|cell| summary.plan.cell_name(cell))
+        .collect();
+    let planned = |name: &str| names.iter().position(|each| each == name).unwrap_or(usize::MAX);
     let mut arms: Vec<_> = summary
         .arms
         .iter()
@@ -155,6 +153,25 @@ pub(super) fn status(status: &Status) -> Option<String> {
             "The run ended early ({reason}): the trials up to then are shown."
         )),
     }
+}
+
+/// A cell's difference from its baseline with its interval and its share of the baseline's figure; empty for a baseline.
+pub(super) fn with_interval(summary: &Summary, cell: &str, statistic: &str, unit: Unit) -> String {
+    let mut differences = summary.differences.iter();
+    let Some(difference) = differences.find(|each| each.arm == cell && each.statistic == statistic) else {
+        return String::new();
+    };
+    let interval = difference.interval_ns.map_or(String::new(), |(low_ns, high_ns)| {
+        format!(" [{}, {}]", unit.signed(low_ns), unit.signed(high_ns))
+    });
+    format!("{}{interval}", unit.signed(difference.difference_ns))
+}
+
+/// Failed requests by kind.
+pub(super) fn errors(arm: &ArmSummary) -> String {
+    let kinds = arm.errors.iter();
+    let kinds = kinds.map(|(kind, number)| format!("{} {kind}", count(*number)));
+    kinds.collect::<Vec<_>>().join(", ")
 }
 
 /// What a difference comes to, in words.

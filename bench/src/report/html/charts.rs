@@ -6,7 +6,7 @@ use super::svg::{NsAxis, arm_colour, arm_legend, bar, escape, line_legend, ms, p
 use crate::{
     attribute::ledger::Line,
     report::{
-        summary::{ArmSummary, Decomposition},
+        summary::{ArmSummary, Decomposition, Difference, Summary},
         text,
     },
 };
@@ -330,6 +330,63 @@ pub(super) fn decomposition(out: &mut String, split: &Decomposition) {
             out,
             "<text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\">{value}</text>",
             y + 13.0
+        );
+    }
+    out.push_str("</svg></div>");
+}
+
+/// What every arm adds to the median of its condition's baseline: a dot with its interval, a row each.
+pub(super) fn effects(out: &mut String, summary: &Summary) {
+    let rows: Vec<&Difference> = summary
+        .differences
+        .iter()
+        .filter(|difference| difference.statistic == "p50")
+        .collect();
+    let ends = |difference: &Difference| {
+        let ns = difference.difference_ns;
+        let (low, high) = difference.interval_ns.unwrap_or((ns, ns));
+        (low as f64, high as f64)
+    };
+    let least = rows.iter().map(|row| ends(row).0).fold(0.0, f64::min);
+    let most = rows.iter().map(|row| ends(row).1).fold(0.0, f64::max);
+    if most <= least {
+        return;
+    }
+    const ROW: f64 = 24.0;
+    // The longest name, and a difference in figures.
+    let (left, right) = (330.0, 110.0);
+    let scale = (WIDTH - left - right) / (most - least);
+    let x = |ns: f64| left + (ns - least) * scale;
+    let height = ROW * rows.len() as f64 + 4.0;
+    put!(
+        out,
+        "<div class=\"scroll\"><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"Difference at the median by \
+         condition\"><line class=\"axis\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"0\" y2=\"{height}\"/>",
+        x(0.0)
+    );
+    for (row, difference) in rows.into_iter().enumerate() {
+        let y = ROW * row as f64 + 12.0;
+        let (low, high) = ends(difference);
+        let arm = summary.arms.get(&difference.arm);
+        let position = summary
+            .plan
+            .arms
+            .iter()
+            .position(|each| arm.is_some_and(|arm| arm.arm == each.name()));
+        let colour = arm_colour(position.unwrap_or(0));
+        let value = text::difference(difference.difference_ns);
+        put!(
+            out,
+            "<text x=\"0\" y=\"{:.1}\">{}</text><line x1=\"{:.1}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"{colour}\" \
+             stroke-width=\"3\"/><circle cx=\"{:.1}\" cy=\"{y:.1}\" r=\"4.5\" fill=\"{colour}\"/><text x=\"{:.1}\" \
+             y=\"{:.1}\">{value}</text>",
+            y + 4.0,
+            escape(&difference.arm),
+            x(low),
+            x(high),
+            x(difference.difference_ns as f64),
+            x(high) + 8.0,
+            y + 4.0
         );
     }
     out.push_str("</svg></div>");
