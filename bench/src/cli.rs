@@ -149,6 +149,9 @@ pub struct RunArgs {
     /// Size of the kernel's record ring in MiB, a power of two.
     #[arg(long, default_value_t = 64, value_parser = ring_mib)]
     pub ring_mib: u32,
+    /// Give the load generator this share of one CPU at most, by a cgroup, to see what a drowning one measures. On this machine only.
+    #[arg(long, value_parser = cpu_share)]
+    pub client_cpu_share: Option<f64>,
     /// Run the A/B without recording the kernel: no causes.
     #[arg(long)]
     pub no_probes: bool,
@@ -404,6 +407,13 @@ fn ring_mib(text: &str) -> Result<u32, String> {
     }
 }
 
+fn cpu_share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.01..=1.0).contains(&share) => Ok(share),
+        _ => Err("a share of one CPU from 0.01 to 1".to_owned()),
+    }
+}
+
 fn relative_width(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(width) if width > 0.0 && width < 1.0 => Ok(width),
@@ -494,6 +504,7 @@ impl RunArgs {
             port: self.port,
             heartbeat_ns: ns(self.heartbeat),
             ring_bytes: self.ring_mib << 20,
+            client_cpu_share: self.client_cpu_share,
             faults: self.faults,
             quiet: self.quiet,
         })

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod btf;
+pub(crate) mod cgroup;
 mod child;
 mod control;
 mod deadlines;

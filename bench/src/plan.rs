@@ -283,8 +283,14 @@ impl Plan {
             .collect();
         let own = &all[condition as usize];
         let varied = (0..own.len()).filter(|&word| all.iter().any(|words| words[word] != own[word]));
-        let words: Vec<&str> = varied.map(|word| own[word].as_str()).collect();
-        words.join("-")
+        let words = varied
+            .map(|word| own[word].as_str())
+            .filter(|word| !word.is_empty());
+        let words: Vec<&str> = words.collect();
+        match words.as_slice() {
+            [] if all.len() > 1 => "usual".to_owned(),
+            words => words.join("-"),
+        }
     }
 
     /// What files and reports call a cell: the arm's name, and the condition's behind an `@` if there are several.
@@ -427,6 +433,35 @@ mod tests {
     }
 
     #[test]
+    fn cells_are_named_by_what_tells_them_apart() {
+        let mut plan = plan();
+        assert_eq!(plan.cell_name(plan.cells()[1]), "x25519mlkem768");
+        plan.conditions = vec![
+            Condition::default(),
+            Condition {
+                response_bytes: 10_000,
+                resumed: 0.5,
+                rate_hz: Some(50.0),
+                arms: Some(vec![Arm::Mlkem768]),
+                ..Condition::default()
+            },
+        ];
+        let names: Vec<_> = plan
+            .cells()
+            .into_iter()
+            .map(|cell| plan.cell_name(cell))
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "x25519@300ps-3B-resumed0",
+                "x25519mlkem768@300ps-3B-resumed0",
+                "mlkem768@50ps-10KB-resumed50"
+            ]
+        );
+    }
+
+    #[test]
     fn what_makes_no_run_is_refused_by_name() {
         type Break = fn(&mut Plan);
         let broken: [(Break, &str); 9] = [
@@ -479,6 +514,21 @@ mod tests {
                 prop_assert_eq!(&found, &plan.arms);
                 prop_assert!(chunk.iter().all(|trial| trial.block as usize == block));
             }
+        }
+
+        #[test]
+        fn every_block_holds_every_cell_once_and_more_trials_only_come_behind(seed in any::<u64>(), trials in 1u32..9) {
+            let conditions = [3, 10, 100].map(|response_bytes| Condition { response_bytes, ..Condition::default() });
+            let plan = Plan { seed, trials_per_arm: trials, conditions: conditions.to_vec(), ..plan() };
+            let list = plan.trials();
+            for (block, chunk) in list.chunks(6).enumerate() {
+                let mut found: Vec<Cell> = chunk.iter().map(Trial::cell).collect();
+                found.sort();
+                prop_assert_eq!(found, plan.cells());
+                prop_assert!(chunk.iter().all(|trial| trial.block as usize == block));
+            }
+            let more = Plan { trials_per_arm: trials + 2, ..plan };
+            prop_assert_eq!(&more.trials()[..list.len()], &list[..]);
         }
 
         #[test]

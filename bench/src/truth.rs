@@ -7,7 +7,6 @@
 
 pub mod away;
 mod case;
-mod cgroup;
 pub mod dropper;
 pub mod flood;
 mod inject;

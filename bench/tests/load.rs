@@ -197,7 +197,7 @@ fn the_control_without_cryptography_has_the_byte_counts_of_x25519() {
 #[test]
 fn without_a_server_every_request_is_refused() {
     let plan = plan(vec![Arm::X25519]);
-    let ran = run(&plan, &free_ports(&plan.arms), None);
+    let ran = run(&plan, &services(&plan), None);
     assert_eq!(
         ran.outcome.outcomes.into_keys().collect::<Vec<_>>(),
         [Outcome::Refused]

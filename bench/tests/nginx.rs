@@ -68,7 +68,7 @@ fn nginx_serves_every_arm_with_tls_and_its_handshake_is_an_interval_of_its_own()
     let folder = only_folder(results.path()).unwrap();
     let manifest = Manifest::read(&folder).unwrap();
     assert_eq!(manifest.status, Status::Complete);
-    assert!(!folder.join("raw/server/nginx/key.pem").exists());
+    assert!(!folder.join("raw/server/nginx/key-ecdsa-p256.pem").exists());
     require_every_request(&folder, &manifest);
     let handshake = manifest
         .server

@@ -38,6 +38,9 @@ enum Task {
     /// --hosts it builds for these too
     #[command(disable_help_flag = true)]
     Run(PassedOn),
+    /// Builds, then lists the scenarios that `run --scenario` knows
+    #[command(disable_help_flag = true)]
+    Scenarios(PassedOn),
     /// Builds, then analyses a recorded run: everything after `analyze` goes to `pqtail analyze`
     #[command(disable_help_flag = true)]
     Analyze(PassedOn),
@@ -101,6 +104,7 @@ fn main() -> anyhow::Result<()> {
     match Options::parse().task {
         Task::Setup => setup::setup(),
         Task::Run(passed_on) => hosts::run(passed_on),
+        Task::Scenarios(passed_on) => pqtail("scenarios", &passed_on),
         Task::Analyze(passed_on) => pqtail("analyze", &passed_on),
         Task::Explain(passed_on) => pqtail("explain", &passed_on),
         Task::Audit(passed_on) => pqtail("audit", &passed_on),

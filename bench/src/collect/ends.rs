@@ -16,6 +16,7 @@ use tempfile::TempDir;
 
 use super::{
     agent::{Met, Order},
+    cgroup::{Cgroup, Controller},
     control::Agent,
     host,
     inventory::{Inventory, Reach},
@@ -27,6 +28,9 @@ use crate::record::manifest::MANIFEST;
 
 /// A remote agent takes a controller that says nothing for this long for gone; the controller speaks every few seconds.
 const SILENCE_MS_MAX: u64 = 60_000;
+
+/// In which a bounded load generator gets its share: the kernel's own default, us.
+const QUOTA_PERIOD_US: u64 = 100_000;
 
 /// Name of the file in a results folder that says where more of the run lies. It goes when nothing lies there any more.
 const LODGINGS: &str = "hosts.json";
@@ -46,6 +50,8 @@ pub(super) struct Ends {
     pub(super) hosts: Option<Hosts>,
     /// What agents say unasked: that a host is to be taken away.
     pub(super) notices: Receiver<String>,
+    /// What bounds the load generator; it goes after that.
+    _limit: Option<Cgroup>,
 }
 
 /// Where one end is.
@@ -119,7 +125,19 @@ impl Ends {
         let shared = matches!(options.server, ServerChoice::Adopted { .. });
         let mut server = Agent::start("server", !shared, tell.clone())?;
         let mut load = Agent::start("load generator", true, tell.clone())?;
-        let (at_server, at_client) = (server.hello(None, false)?, load.hello(None, false)?);
+        let (at_server, mut at_client) = (server.hello(None, false)?, load.hello(None, false)?);
+        let limit = match options.client_cpu_share {
+            Some(share) => {
+                let limit = Cgroup::create(Controller::Cpu, at_client.pid, None)
+                    .context("bound the load generator (--client-cpu-share)")?;
+                let quota_us = (share * QUOTA_PERIOD_US as f64) as u64;
+                limit.limit_cpu(Some(quota_us), QUOTA_PERIOD_US)?;
+                let told = format!("{quota_us} {QUOTA_PERIOD_US} (by --client-cpu-share)");
+                at_client.facts.cgroup_limits.insert("cpu.max".to_owned(), told);
+                Some(limit)
+            }
+            None => None,
+        };
         // The server's end waits for the link that the client's end makes.
         server.order(&Order::Link {
             peer_pid: None,
@@ -159,6 +177,7 @@ impl Ends {
             server_at: at(SERVER_ADDRESS, at_server, placement.server),
             hosts: None,
             notices,
+            _limit: limit,
         })
     }
 
@@ -168,6 +187,10 @@ impl Ends {
         folder: &Path,
         interrupted: &AtomicBool,
     ) -> anyhow::Result<Self> {
+        ensure!(
+            options.client_cpu_share.is_none(),
+            "--client-cpu-share is for runs on one machine: leave out --hosts"
+        );
         ensure!(
             options.faults.is_none(),
             "--faults is for runs on one machine: the file is shared memory"
@@ -376,6 +399,7 @@ impl Hosts {
             server_at,
             hosts: None,
             notices,
+            _limit: None,
         })
     }
 

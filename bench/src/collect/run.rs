@@ -59,6 +59,8 @@ pub struct RunOptions {
     pub heartbeat_ns: u64,
     /// Size of the kernel's ring, bytes.
     pub ring_bytes: u32,
+    /// The load generator gets this share of one CPU, enforced by a cgroup; `None` for as much as there is.
+    pub client_cpu_share: Option<f64>,
     /// File of faults for the server to commit on order; `None` outside the truth suite.
     pub faults: Option<PathBuf>,
     /// Whether to be silent on stderr while it goes.
@@ -797,6 +799,7 @@ pub(super) mod tests {
             port: 8443,
             heartbeat_ns: 0,
             ring_bytes: 1 << 20,
+            client_cpu_share: None,
             faults: None,
             quiet: true,
         }

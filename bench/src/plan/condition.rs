@@ -115,8 +115,10 @@ pub enum CertificateKind {
     #[default]
     EcdsaP256,
     /// RSA with 2,048 bits.
+    #[serde(rename = "rsa-2048")]
     Rsa2048,
     /// ML-DSA-65 (FIPS 204).
+    #[serde(rename = "ml-dsa-65")]
     MlDsa65,
 }
 
@@ -204,7 +206,7 @@ impl Condition {
     }
 
     /// One word for every setting, in a fixed order, so that conditions can be named by those in which they differ. Each is safe in
-    /// a path.
+    /// a path; one may be empty.
     pub(crate) fn words(&self, rate_hz: f64) -> Vec<String> {
         let percent = |share: f64| format!("{}", (share * 1e6).round() / 1e4);
         vec![
@@ -212,12 +214,12 @@ impl Condition {
             bytes(self.response_bytes),
             format!("{}req", self.requests_per_connection),
             format!("resumed{}", percent(self.resumed)),
-            if self.early_data { "early" } else { "late" }.to_owned(),
+            if self.early_data { "0rtt" } else { "" }.to_owned(),
             format!("held{}", self.held_connections),
             format!("held{}ps", self.held_rate_hz),
             self.cipher_suite.name().to_owned(),
             self.certificate.name().to_owned(),
-            self.mss.map_or("mssfull".to_owned(), |mss| format!("mss{mss}")),
+            self.mss.map_or(String::new(), |mss| format!("mss{mss}")),
             format!("loss{}", percent(self.loss)),
             format!("extra{}us", self.server_extra_ns as f64 / 1e3),
         ]

@@ -24,7 +24,6 @@ use serde::Serialize;
 
 use super::{
     case::{Case, FIFO_HOG, HOG, Loss, NEIGHBOUR},
-    cgroup::{Cgroup, Controller},
     dropper::{Dropper, Segment},
     flood::Flood,
     shaper::Shaper,
@@ -34,6 +33,7 @@ use crate::{
     attribute::ledger::Side,
     clock::now,
     collect::{
+        cgroup::{Cgroup, Controller},
         fault::{COLD_BLOCK_BYTES, Committed, Fault, Faults},
         host::process_of,
         link,

@@ -1,18 +1,17 @@
-//! A cgroup for one measured thread or process, of version 1 or 2. It is gone, and its member back home, when this is dropped.
+//! A cgroup for one thread or process, of version 1 or 2. It is gone, and its member back home, when this is dropped.
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
 
-use super::within;
-
 /// What the cgroup limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Controller {
+pub(crate) enum Controller {
     Cpu,
     Memory,
 }
@@ -23,7 +22,8 @@ enum Version {
     Two,
 }
 
-pub(super) struct Cgroup {
+#[derive(Debug)]
+pub(crate) struct Cgroup {
     version: Version,
     group: PathBuf,
     /// File through which its member came in, and the same of where it was before.
@@ -36,6 +36,7 @@ const ROOT: &str = "/sys/fs/cgroup";
 
 /// A group whose last member is still on its way out is busy for a moment.
 const REMOVE_MAX: Duration = Duration::from_secs(2);
+const REMOVE_POLL: Duration = Duration::from_millis(5);
 
 impl Controller {
     const fn name(self) -> &'static str {
@@ -51,7 +52,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// Where neither version offers the controller, or without the rights to make a group.
-    pub(super) fn create(controller: Controller, pid: u32, tid: Option<u32>) -> anyhow::Result<Self> {
+    pub(crate) fn create(controller: Controller, pid: u32, tid: Option<u32>) -> anyhow::Result<Self> {
         let name = controller.name();
         let one = Path::new(ROOT).join(name);
         let controllers = fs::read_to_string(Path::new(ROOT).join("cgroup.controllers")).unwrap_or_default();
@@ -72,7 +73,7 @@ impl Cgroup {
             let file = root.join("cgroup.subtree_control");
             fs::write(&file, format!("+{name}")).with_context(|| format!("write {}", file.display()))?;
         }
-        let group = root.join(format!("pqtail-truth-{member}"));
+        let group = root.join(format!("pqtail-{member}"));
         fs::create_dir(&group).with_context(|| format!("create the cgroup {}", group.display()))?;
         let cgroup = Self {
             version,
@@ -91,7 +92,7 @@ impl Cgroup {
     }
 
     /// CPU time in each period; `None` for as much as there is.
-    pub(super) fn limit_cpu(&self, quota_us: Option<u64>, period_us: u64) -> anyhow::Result<()> {
+    pub(crate) fn limit_cpu(&self, quota_us: Option<u64>, period_us: u64) -> anyhow::Result<()> {
         match self.version {
             Version::One => {
                 let quota = quota_us.map_or("-1".to_owned(), |us| us.to_string());
@@ -106,7 +107,7 @@ impl Cgroup {
     }
 
     /// The file that limits its memory, bytes.
-    pub(super) fn memory_limit(&self) -> PathBuf {
+    pub(crate) fn memory_limit(&self) -> PathBuf {
         self.group.join(match self.version {
             Version::One => "memory.limit_in_bytes",
             Version::Two => "memory.max",
@@ -114,7 +115,7 @@ impl Cgroup {
     }
 
     /// `None` for as much as there is.
-    pub(super) fn limit_memory(&self, bytes: Option<u64>) -> anyhow::Result<()> {
+    pub(crate) fn limit_memory(&self, bytes: Option<u64>) -> anyhow::Result<()> {
         let path = self.memory_limit();
         let unlimited = match self.version {
             Version::One => "-1",
@@ -125,7 +126,7 @@ impl Cgroup {
     }
 
     /// Time for which its member was out of CPU time, ns.
-    pub(super) fn throttled_ns(&self) -> anyhow::Result<u64> {
+    pub(crate) fn throttled_ns(&self) -> anyhow::Result<u64> {
         let (name, unit_ns) = match self.version {
             Version::One => ("throttled_time ", 1),
             Version::Two => ("throttled_usec ", 1_000),
@@ -162,8 +163,9 @@ impl Drop for Cgroup {
     fn drop(&mut self) {
         // The member may have ended with its run.
         let _ = fs::write(self.home.join(self.member_file), self.member.to_string());
-        within(REMOVE_MAX, || {
-            fs::remove_dir(&self.group).is_ok() || !self.group.exists()
-        });
+        let deadline = Instant::now() + REMOVE_MAX;
+        while fs::remove_dir(&self.group).is_err() && self.group.exists() && Instant::now() < deadline {
+            thread::sleep(REMOVE_POLL);
+        }
     }
 }
