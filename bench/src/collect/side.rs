@@ -66,7 +66,7 @@ impl Side {
         let thread = thread::Builder::new().name("pq-side".to_owned());
         let halted = Arc::clone(&stop);
         let thread = thread
-            .spawn(move || run(settings, &halted, &ready))
+            .spawn(move || run(&settings, &halted, &ready))
             .context("start the thread of held connections")?;
         let side = Self {
             stop,
@@ -89,7 +89,7 @@ impl Drop for Side {
     }
 }
 
-fn run(settings: SideSettings, stop: &Arc<AtomicBool>, ready: &SyncSender<anyhow::Result<()>>) {
+fn run(settings: &SideSettings, stop: &AtomicBool, ready: &SyncSender<anyhow::Result<()>>) {
     let started = pin(settings.cpu).and_then(|_| runtime());
     let runtime = match started {
         Ok(runtime) => runtime,
@@ -100,8 +100,8 @@ fn run(settings: SideSettings, stop: &Arc<AtomicBool>, ready: &SyncSender<anyhow
     };
     runtime.block_on(async {
         let opened = async {
-            get_tickets(&settings).await?;
-            hold(&settings).await
+            get_tickets(settings).await?;
+            hold(settings).await
         };
         match opened.await {
             Err(error) => {
@@ -109,7 +109,7 @@ fn run(settings: SideSettings, stop: &Arc<AtomicBool>, ready: &SyncSender<anyhow
             }
             Ok(connections) => {
                 let _ = ready.send(Ok(()));
-                keep(connections, &settings, stop).await;
+                keep(connections, settings, stop).await;
             }
         }
     });
