@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Analysis, TrialRows,
+    Analysis, TrialRows, samples,
     trial::{OneWays, TrialAnalysis, add},
 };
 use crate::{
@@ -624,6 +624,8 @@ fn facts(
             .map(|pool| pool.latencies.len() as u64)
             .min()
             .unwrap_or(0),
+        sampled: samples::samples(plan, trials),
+        recorder: samples::recorder(manifest),
         blocks: plan.trials_per_arm,
         compares: plan.arms.len() > 1,
         difference_p50: differences
