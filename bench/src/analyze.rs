@@ -7,6 +7,7 @@ mod laws;
 #[doc(hidden)]
 pub mod hostile;
 mod lanes;
+mod samples;
 mod summarize;
 mod told;
 mod totals;

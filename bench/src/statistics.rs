@@ -2,6 +2,7 @@
 
 pub mod interval;
 pub mod null;
+pub mod samples;
 
 use crate::report::summary::Percentiles;
 

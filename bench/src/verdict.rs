@@ -1,5 +1,8 @@
 //! A run judges itself: each rule has a figure and a sentence that says what to do.
 
+pub mod samples;
+
+use self::samples::{RecorderFacts, SampleFacts};
 use crate::{record::manifest::Status, report::summary::Verdict};
 
 /// What the rules look at; shares are 0 to 1.
@@ -41,6 +44,10 @@ pub struct Facts {
     pub steal_known: bool,
     /// Share of an outlier's latency that stays unexplained: median and worst over the outliers.
     pub unexplained: Option<(f64, f64)>,
+    /// What the samples are like.
+    pub sampled: SampleFacts,
+    /// What recording took; `None` without probes.
+    pub recorder: Option<RecorderFacts>,
     /// The highest quantile that is to be quoted.
     pub highest_quantile: f64,
     /// Fewest good requests of any arm.
@@ -263,6 +270,15 @@ pub fn judge(facts: &Facts) -> Vec<Verdict> {
             );
         }
     }
+    verdicts.extend(samples::judge(&facts.sampled, facts.recorder.as_ref()));
+    let mut rule = |rule, ok, figure: String, text: &str| {
+        verdicts.push(Verdict {
+            rule,
+            ok,
+            figure,
+            text: text.to_owned(),
+        });
+    };
     let beyond = (facts.samples as f64 * (1.0 - facts.highest_quantile) + 1e-9) as u64;
     rule(
         "samples for the tail",
@@ -340,6 +356,8 @@ mod tests {
             steal_share: 0.0,
             steal_known: true,
             unexplained: Some((0.01, 0.05)),
+            sampled: SampleFacts::default(),
+            recorder: None,
             samples: 10_000,
             blocks: 5,
             compares: true,

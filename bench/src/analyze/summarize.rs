@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Analysis, TrialRows,
+    Analysis, TrialRows, samples,
     trial::{OneWays, TrialAnalysis, add},
 };
 use crate::{
@@ -698,14 +698,15 @@ fn facts(
         .any(|each| each.rate_hz != conditions[0].rate_hz);
     let counts = |cell: &CellSummary| !sweeps_rate || cell.saturated.is_none();
     let cells = || conditions.iter().flat_map(|each| &each.cells);
-    let counted: Vec<&Pool> = pools
-        .iter()
-        .filter(|(cell, _)| {
-            let name = plan.cell_name(**cell);
+    let counted_cells: Vec<Cell> = plan
+        .cells()
+        .into_iter()
+        .filter(|cell| {
+            let name = plan.cell_name(*cell);
             cells().any(|each| each.name == name && counts(each))
         })
-        .map(|(_, pool)| pool)
         .collect();
+    let counted: Vec<&Pool> = counted_cells.iter().map(|cell| &pools[cell]).collect();
     let errors: u64 = counted.iter().flat_map(|pool| pool.errors.values()).sum();
     let good: u64 = counted.iter().map(|pool| pool.latencies.len() as u64).sum();
     let mut lateness: Vec<u64> = counted
@@ -772,6 +773,13 @@ fn facts(
             .map(|pool| pool.latencies.len() as u64)
             .min()
             .unwrap_or(0),
+        sampled: samples::samples(
+            plan,
+            trials
+                .iter()
+                .filter(|trial| counted_cells.contains(&trial.trial.cell())),
+        ),
+        recorder: samples::recorder(manifest),
         blocks: plan.trials_per_arm,
         compares: plan.cells().len() > plan.conditions.len(),
         differences_p50: differences
