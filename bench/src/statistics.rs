@@ -6,6 +6,18 @@ pub mod samples;
 
 use crate::report::summary::Percentiles;
 
+/// A statistic by name, the quantile it is, and where it stands among the percentiles.
+pub type Statistic = (&'static str, f64, fn(&Percentiles) -> u64);
+
+/// Statistics that are compared, between arms and between runs.
+pub const STATISTICS: [Statistic; 5] = [
+    ("mean", 0.5, |p| p.mean),
+    ("p50", 0.5, |p| p.p50),
+    ("p95", 0.95, |p| p.p95),
+    ("p99", 0.99, |p| p.p99),
+    ("p99.9", 0.999, |p| p.p999),
+];
+
 /// Value at a quantile of ascending samples, by nearest rank: the least sample that at least that share does not exceed.
 ///
 /// # Panics

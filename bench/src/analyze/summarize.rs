@@ -18,10 +18,11 @@ use crate::{
     },
     report::summary::{
         ArmSummary, BudgetRow, CellSummary, ClockSummary, ConditionSummary, Decomposition, Difference,
-        HostSummary, LossSummary, NullSummary, OneWay, Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary,
-        Summary, SwimLanes, TrialSummary,
+        HostSummary, LossSummary, NullSummary, OneWay, Outlier, SUMMARY_SCHEMA, StealSummary, Summary,
+        SwimLanes, TrialSummary,
     },
     statistics::{
+        STATISTICS, Statistic,
         interval::{Estimate, stein},
         null::{COMPARISONS, false_alarms},
         percentiles, quantile, rank,
@@ -37,18 +38,6 @@ const CULPRITS_MAX: usize = 5;
 
 /// Requests around a quantile whose mean ledgers are compared.
 const BANDS: [(&str, (f64, f64)); 2] = [("p50", (0.45, 0.55)), ("p99", (0.985, 0.995))];
-
-/// A statistic by name, and the quantile it is.
-type Statistic = (&'static str, f64, fn(&Percentiles) -> u64);
-
-/// Statistics that are compared.
-const STATISTICS: [Statistic; 5] = [
-    ("mean", 0.5, |p| p.mean),
-    ("p50", 0.5, |p| p.p50),
-    ("p95", 0.95, |p| p.p95),
-    ("p99", 0.99, |p| p.p99),
-    ("p99.9", 0.999, |p| p.p999),
-];
 
 /// One cell's requests over all trials.
 #[derive(Default)]

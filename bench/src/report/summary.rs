@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     attribute::ledger::{Ledger, Line},
@@ -187,7 +187,7 @@ pub struct OneWay {
 }
 
 /// Exact percentiles of all samples, ns; all zero without samples.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Percentiles {
     /// Least.
     pub min: u64,
