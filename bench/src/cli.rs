@@ -47,6 +47,11 @@ pub enum Verb {
     /// PATH is a Gatling report's folder (or one of its req_*.html, or a folder of reports), a log of HdrHistogram (V2), or a CSV
     /// file of raw latencies. Exits with 1 if a published figure is impossible.
     Audit(AuditArgs),
+    /// Set published runs side by side: other hosts, architectures, kernels, servers or dates.
+    ///
+    /// A run is known by its summary.json and manifest.json, so that no recordings are needed. The first run is what each other is
+    /// held against. Everything in which their manifests differ, and what each run failed, stands above the numbers.
+    Compare(CompareArgs),
     /// Print the architectures of an inventory's hosts, one a line: what the program is to be built for.
     #[command(hide = true)]
     Machines {
@@ -314,6 +319,17 @@ impl DoctorArgs {
             folder: self.results.clone(),
         }
     }
+}
+
+/// Flags of `compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// Results folders of two runs or more.
+    #[arg(required = true, num_args = 2..)]
+    pub results: Vec<PathBuf>,
+    /// Print the comparison as JSON instead of tables.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Flags of `audit`.

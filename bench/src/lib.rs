@@ -40,6 +40,8 @@ pub mod truth;
 
 pub mod audit;
 
+pub mod compare;
+
 pub mod cli;
 
 pub mod report;

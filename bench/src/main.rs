@@ -17,17 +17,21 @@ use clap::Parser as _;
 use pqtail::{
     analyze::{Analysis, Story, analyze, explain, planned, slowest_trial},
     audit::{self, audit},
-    cli::{AnalyzeArgs, AuditArgs, Cli, DoctorArgs, ExplainArgs, RunArgs, ScenariosArgs, TruthArgs, Verb},
+    cli::{
+        AnalyzeArgs, AuditArgs, Cli, CompareArgs, DoctorArgs, ExplainArgs, RunArgs, ScenariosArgs, TruthArgs,
+        Verb,
+    },
     collect::{
         agent,
         doctor::{self, Level},
         ends,
         run::{self, RunOptions},
     },
+    compare::compare,
     publish::publish,
     record::manifest::{Manifest, Status},
     report::{
-        audit as audit_text, preflight, scenarios,
+        audit as audit_text, compare as compare_text, preflight, scenarios,
         summary::Outlier,
         terminal::{self, Stretch},
     },
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
         Verb::Fetch(args) => fetch(&args),
         Verb::Doctor(args) => examine(&args),
         Verb::Audit(args) => audit_again(&args),
+        Verb::Compare(args) => set_side_by_side(&args),
         Verb::Machines { hosts } => ends::machines(&hosts)
             .and_then(|machines| print(&format!("{}\n", machines.join("\n"))).map(|()| ExitCode::SUCCESS)),
         Verb::BuildThere { hosts, sources, home } => interruptible()
@@ -267,6 +272,17 @@ fn list_scenarios(args: &ScenariosArgs) -> anyhow::Result<ExitCode> {
     } else {
         scenarios::render(&own)
     })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn set_side_by_side(args: &CompareArgs) -> anyhow::Result<ExitCode> {
+    let comparison = compare(&args.results)?;
+    let text = if args.json {
+        serde_json::to_string_pretty(&comparison)? + "\n"
+    } else {
+        compare_text::render(&comparison, std::io::stdout().is_terminal())
+    };
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

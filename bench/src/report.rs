@@ -13,6 +13,8 @@ pub mod scenarios;
 
 pub mod audit;
 
+pub mod compare;
+
 pub(crate) mod text;
 
 #[cfg(test)]

@@ -50,6 +50,9 @@ enum Task {
     /// Builds, then audits published results: everything after `audit` goes to `pqtail audit`
     #[command(disable_help_flag = true)]
     Audit(PassedOn),
+    /// Builds, then sets runs side by side: everything after `compare` goes to `pqtail compare`
+    #[command(disable_help_flag = true)]
+    Compare(PassedOn),
     /// Builds, then injects known culprits: everything after `truth` goes to `pqtail truth` (needs root)
     #[command(disable_help_flag = true)]
     Truth(PassedOn),
@@ -108,6 +111,7 @@ fn main() -> anyhow::Result<()> {
         Task::Analyze(passed_on) => pqtail("analyze", &passed_on),
         Task::Explain(passed_on) => pqtail("explain", &passed_on),
         Task::Audit(passed_on) => pqtail("audit", &passed_on),
+        Task::Compare(passed_on) => pqtail("compare", &passed_on),
         Task::Truth(mut passed_on) => {
             nginx::provide_if_wanted(&mut passed_on.arguments)?;
             pqtail("truth", &passed_on)

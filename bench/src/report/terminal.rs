@@ -21,7 +21,7 @@ const WORST: usize = 10;
 const TOP_LINES: usize = 3;
 
 /// Lines below this share of the whole are summed up; summary.json and the page have each.
-const SMALL: f64 = 0.01;
+pub(super) const SMALL: f64 = 0.01;
 
 /// The longest arm name, and a gap.
 const NAME_WIDTH: usize = 28;
@@ -660,7 +660,7 @@ impl Page {
         }
     }
 
-    fn heading(&mut self, heading: &str) {
+    pub(super) fn heading(&mut self, heading: &str) {
         self.line("");
         self.styled(BOLD, heading);
     }
@@ -699,7 +699,7 @@ impl Page {
 }
 
 /// At most `width` characters, without any that would move the cursor: names come from other programs.
-fn short(text: &str, width: usize) -> String {
+pub(super) fn short(text: &str, width: usize) -> String {
     let mut kept: String = text
         .chars()
         .map(|each| if each.is_control() { '\u{fffd}' } else { each })

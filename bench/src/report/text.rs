@@ -70,12 +70,12 @@ pub(super) struct Unit {
 impl Unit {
     /// Milliseconds to the microsecond, unless the typical request takes only some microseconds.
     pub(super) fn of(summary: &Summary) -> Self {
-        let slowest_median_ns = summary
-            .arms
-            .values()
-            .map(|arm| arm.percentiles_ns.p50)
-            .max()
-            .unwrap_or(0);
+        let medians_ns = summary.arms.values().map(|arm| arm.percentiles_ns.p50);
+        Self::for_median(medians_ns.max().unwrap_or(0))
+    }
+
+    /// As [`Unit::of`], by the slowest median of what is in the table, ns.
+    pub(super) fn for_median(slowest_median_ns: u64) -> Self {
         if (1..50_000).contains(&slowest_median_ns) {
             Self {
                 name: "µs",
@@ -176,22 +176,33 @@ pub(super) fn errors(arm: &ArmSummary) -> String {
 
 /// What a difference comes to, in words.
 pub(super) fn shown(difference: &Difference) -> String {
-    let (Some((low_ns, high_ns)), Some(detectable_ns)) = (difference.interval_ns, difference.detectable_ns)
-    else {
+    let (Some(interval_ns), Some(detectable_ns)) = (difference.interval_ns, difference.detectable_ns) else {
         return "one block has no interval: raise --trials".to_owned();
     };
-    let most_ns = low_ns.unsigned_abs().max(high_ns.unsigned_abs());
-    if low_ns <= 0 && high_ns >= 0 {
-        format!(
-            "not shown: beyond {} is excluded; {} is detectable",
-            duration(most_ns),
-            duration(detectable_ns)
-        )
+    let shown = shown_by(interval_ns, ["slower", "faster"]);
+    if is_shown(interval_ns) {
+        shown
     } else {
-        let least_ns = low_ns.unsigned_abs().min(high_ns.unsigned_abs());
-        let direction = if low_ns > 0 { "slower" } else { "faster" };
-        format!("shown: {direction} by {} at least", duration(least_ns))
+        format!("{shown}; {} is detectable", duration(detectable_ns))
     }
+}
+
+/// What an interval shows, with the words for above 0 and below.
+pub(super) fn shown_by(interval_ns: (i64, i64), [above, below]: [&str; 2]) -> String {
+    let (low_ns, high_ns) = interval_ns;
+    if is_shown(interval_ns) {
+        let least_ns = low_ns.unsigned_abs().min(high_ns.unsigned_abs());
+        let direction = if low_ns > 0 { above } else { below };
+        format!("shown: {direction} by {} at least", duration(least_ns))
+    } else {
+        let most_ns = low_ns.unsigned_abs().max(high_ns.unsigned_abs());
+        format!("not shown: beyond {} is excluded", duration(most_ns))
+    }
+}
+
+/// Whether an interval leaves no room for there being no difference.
+fn is_shown((low_ns, high_ns): (i64, i64)) -> bool {
+    low_ns > 0 || high_ns < 0
 }
 
 /// The clock in one sentence.
