@@ -29,4 +29,5 @@ pub mod ssh;
 pub mod symbols;
 pub mod timekeeping;
 pub mod tls;
+pub(crate) mod within;
 pub(crate) mod worker;

@@ -312,10 +312,8 @@ fn differences(
                 difference_ns: estimate.mean.round() as i64,
                 first_trials: first.len(),
                 later_trials: later.len(),
-                interval_ns: estimate
-                    .interval()
-                    .map(|(low, high)| (low.round() as i64, high.round() as i64)),
-                detectable_ns: estimate.detectable.map(|ns| ns.round() as u64),
+                interval_ns: estimate.interval_ns(),
+                detectable_ns: estimate.detectable_ns(),
             })
         })
         .collect()

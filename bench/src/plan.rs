@@ -274,23 +274,13 @@ impl Plan {
             .collect()
     }
 
-    /// What a condition is called, by what tells it from the others: `10KB-resumed50`. Empty where it is the only one. Safe in
-    /// paths and shells.
+    /// What a condition is called; empty where it is the only one ([`condition::names`]).
+    ///
+    /// # Panics
+    /// Without such a condition.
     #[must_use]
     pub fn condition_name(&self, condition: u32) -> String {
-        let all: Vec<_> = (0..self.conditions.len() as u32)
-            .map(|each| self.conditions[each as usize].words(self.rate_hz(each)))
-            .collect();
-        let own = &all[condition as usize];
-        let varied = (0..own.len()).filter(|&word| all.iter().any(|words| words[word] != own[word]));
-        let words = varied
-            .map(|word| own[word].as_str())
-            .filter(|word| !word.is_empty());
-        let words: Vec<&str> = words.collect();
-        match words.as_slice() {
-            [] if all.len() > 1 => "usual".to_owned(),
-            words => words.join("-"),
-        }
+        condition::names(&self.conditions, self.rate_hz).swap_remove(condition as usize)
     }
 
     /// What files and reports call a cell: the arm's name, and the condition's behind an `@` if there are several.

@@ -284,16 +284,15 @@ impl Scenario {
         let file: File = toml::from_str(text)?;
         let arms = file.arms.clone().unwrap_or_else(default_arms);
         let mut conditions = vec![Condition::default()];
-        let mut places = Vec::new();
         if !file.condition.is_empty() {
             conditions.clear();
             for setting in file.condition {
-                places.push(setting.span());
+                let place = setting.span().start;
                 let mut condition = Condition::default();
                 setting.into_inner().apply(&mut condition);
                 condition
                     .validate(condition.arms.as_ref().unwrap_or(&arms))
-                    .with_context(|| at(text, places[places.len() - 1].start))?;
+                    .with_context(|| at(text, place))?;
                 conditions.push(condition);
             }
         }

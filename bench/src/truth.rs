@@ -63,20 +63,6 @@ const PAUSE_MS: std::ops::Range<u64> = 150..350;
 /// How long a run may take to start its ends. Only a failure waits so long.
 const START_MAX: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(5);
-/// Between two looks at what an injection waits for: short beside what it injects.
-const INSTANT: Duration = Duration::from_millis(1);
-
-/// Polls until the condition holds; whether it did in time.
-fn within(most: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + most;
-    while !condition() {
-        if Instant::now() > deadline {
-            return false;
-        }
-        thread::sleep(INSTANT);
-    }
-    true
-}
 
 /// Runs the cases and scores them.
 ///

@@ -119,15 +119,16 @@ const SAMPLES_BEYOND: u64 = 10;
 /// Applies every rule, in the order in which a reader should learn of them.
 #[must_use]
 pub fn judge(facts: &Facts) -> Vec<Verdict> {
+    let mut verdicts = of_the_run(facts);
+    verdicts.extend(samples::judge(&facts.sampled, facts.recorder.as_ref()));
+    verdicts.extend(of_the_figures(facts));
+    verdicts
+}
+
+/// Whether it ran and was recorded as it should be.
+fn of_the_run(facts: &Facts) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
-    let mut rule = |rule, ok, figure: String, text: &str| {
-        verdicts.push(Verdict {
-            rule,
-            ok,
-            figure,
-            text: text.to_owned(),
-        });
-    };
+    let mut rule = |rule, ok, figure, text: &str| verdicts.push(Verdict::new(rule, ok, figure, text));
     match &facts.status {
         Status::Complete => rule(
             "complete",
@@ -270,15 +271,13 @@ pub fn judge(facts: &Facts) -> Vec<Verdict> {
             );
         }
     }
-    verdicts.extend(samples::judge(&facts.sampled, facts.recorder.as_ref()));
-    let mut rule = |rule, ok, figure: String, text: &str| {
-        verdicts.push(Verdict {
-            rule,
-            ok,
-            figure,
-            text: text.to_owned(),
-        });
-    };
+    verdicts
+}
+
+/// Whether there is enough of it for the figures that it is to be quoted by.
+fn of_the_figures(facts: &Facts) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    let mut rule = |rule, ok, figure, text: &str| verdicts.push(Verdict::new(rule, ok, figure, text));
     let beyond = (facts.samples as f64 * (1.0 - facts.highest_quantile) + 1e-9) as u64;
     rule(
         "samples for the tail",

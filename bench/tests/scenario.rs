@@ -33,8 +33,9 @@ fn pqtail(arguments: &[&str]) -> Output {
 }
 
 /// A run whose requests all end well however busy the machine is.
-fn run(results: &Path, arguments: &[&str]) -> (PathBuf, Manifest, Value) {
+fn run(results: &Path, flags: &str) -> (PathBuf, Manifest, Value) {
     let results = results.to_str().unwrap();
+    let flags: Vec<_> = flags.split_whitespace().collect();
     let usual = [
         "run",
         "--quiet",
@@ -45,7 +46,7 @@ fn run(results: &Path, arguments: &[&str]) -> (PathBuf, Manifest, Value) {
         "--results",
         results,
     ];
-    let output = pqtail(&[&usual, arguments].concat());
+    let output = pqtail(&[&usual[..], &flags].concat());
     assert_success(&output);
     let folder = only_folder(Path::new(results)).unwrap();
     let manifest = Manifest::read(&folder).unwrap();
@@ -105,7 +106,7 @@ fn every_condition_is_run_checked_and_explained() {
     let file = results.path().join("everything.toml");
     fs::write(&file, SCENARIO).unwrap();
     let runs = results.path().join("runs");
-    let (folder, manifest, summary) = run(&runs, &["--scenario", file.to_str().unwrap()]);
+    let (folder, manifest, summary) = run(&runs, &format!("--scenario {}", file.display()));
     assert_eq!(manifest.plan.scenario, "everything");
     assert_eq!(manifest.trials.len(), 13);
     let arms = summary["arms"].as_object().unwrap();
@@ -158,20 +159,7 @@ fn a_drowning_load_generator_is_no_result_and_its_cause_is_named() {
     let results = tempfile::tempdir().unwrap();
     let (_, _, summary) = run(
         results.path(),
-        &[
-            "--rate",
-            "400",
-            "--duration",
-            "2s",
-            "--warmup",
-            "200ms",
-            "--trials",
-            "1",
-            "--arms",
-            "x25519",
-            "--client-cpu-share",
-            "0.05",
-        ],
+        "--rate 400 --duration 2s --warmup 200ms --trials 1 --arms x25519 --client-cpu-share 0.05",
     );
     assert_eq!(summary["valid"], false);
     let in_time = verdict(&summary, "load generator in time");
@@ -190,19 +178,11 @@ fn a_run_goes_on_until_the_interval_is_narrow_or_the_cap_is_reached() {
         return;
     };
     let results = tempfile::tempdir().unwrap();
-    let short = [
-        "--rate",
-        "100",
-        "--duration",
-        "1s",
-        "--warmup",
-        "100ms",
-        "--trials",
-        "2",
-    ];
     // No two trials are so alike that the interval could be a thousandth of the median wide.
-    let until = ["--until", "0.001", "--trials-max", "3"];
-    let (_, manifest, summary) = run(results.path(), &[&short[..], &until].concat());
+    let (_, manifest, summary) = run(
+        results.path(),
+        "--rate 100 --duration 1s --warmup 100ms --trials 2 --until 0.001 --trials-max 3",
+    );
     assert_eq!(
         (manifest.plan.first_stage, manifest.plan.trials_per_arm),
         (Some(2), 3)
@@ -217,16 +197,7 @@ fn an_arm_against_itself_is_compared_200_times() {
         return;
     };
     let results = tempfile::tempdir().unwrap();
-    let short = [
-        "--rate",
-        "100",
-        "--duration",
-        "300ms",
-        "--warmup",
-        "50ms",
-        "--null",
-    ];
-    let (_, manifest, summary) = run(results.path(), &short);
+    let (_, manifest, summary) = run(results.path(), "--rate 100 --duration 300ms --warmup 50ms --null");
     assert_eq!(manifest.trials.len(), 16);
     assert_eq!(summary["null"][0]["comparisons"], 200);
 }

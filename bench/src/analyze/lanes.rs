@@ -26,7 +26,7 @@ pub(super) struct Scene<'a> {
     pub(super) server_cpus: &'a [u32],
     pub(super) alignment: &'a Alignment,
     /// The cell's.
-    pub(super) name: String,
+    pub(super) name: &'a str,
     pub(super) trial: Trial,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn draw(scene: &Scene<'_>) -> SwimLanes {
     let (server_thread, server_cpu) = scene.host(Side::Server);
     SwimLanes {
         request: scene.request.request,
-        arm: scene.name.clone(),
+        arm: scene.name.to_owned(),
         trial: scene.trial.index,
         latency_ns: scene.request.latency_ns().unwrap_or(0),
         lanes: vec![client_thread, client_cpu, scene.wire(), server_cpu, server_thread],

@@ -13,7 +13,7 @@ use crate::{
     },
     plan::{Cell, Plan},
     record::{
-        manifest::{Host, Manifest},
+        manifest::{Host, Manifest, TrialRecord},
         stamps::Outcome,
     },
     report::summary::{
@@ -360,10 +360,8 @@ fn differences(cell: Cell, first: Cell, pools: &BTreeMap<Cell, Pool>, plan: &Pla
                 statistic,
                 difference_ns: estimate.mean.round() as i64,
                 blocks: estimate.blocks,
-                interval_ns: estimate
-                    .interval()
-                    .map(|(low, high)| (low.round() as i64, high.round() as i64)),
-                detectable_ns: estimate.detectable.map(|ns| ns.round() as u64),
+                interval_ns: estimate.interval_ns(),
+                detectable_ns: estimate.detectable_ns(),
             })
         })
         .collect()
@@ -582,38 +580,29 @@ fn conditions(
     let planned_ns = plan.duration_ns.saturating_add(plan.warmup_ns);
     let cell_summary = |cell: Cell| {
         let pool = &pools[&cell];
-        let (mut client_busy, mut server_busy, mut lasted_s) = (None::<f64>, None::<f64>, 0.0);
-        for record in manifest
+        // With how long it lasted, ns.
+        let ran: Vec<(&TrialRecord, f64)> = manifest
             .trials
             .iter()
             .filter(|record| record.trial.cell() == cell)
-        {
-            let trial = trials.iter().find(|each| each.trial.index == record.trial.index);
-            let rows = trial.into_iter().flat_map(|each| &each.rows);
-            let times = rows.map(|row| (row.stamps.intended_ns, row.stamps.done_ns));
-            let lasted_ns = lasted_ns(planned_ns, times) as f64;
-            lasted_s += lasted_ns / 1e9;
-            let busy = |cpu_ns: u64, threads: usize| {
-                (threads > 0).then(|| cpu_ns as f64 / lasted_ns / threads as f64)
-            };
-            let busiest = |before: Option<f64>, now: Option<f64>| match (before, now) {
-                (Some(before), Some(now)) => Some(before.max(now)),
-                (before, now) => before.or(now),
-            };
-            client_busy = busiest(
-                client_busy,
-                busy(record.client_cpu_ns, manifest.client.threads.len()),
-            );
-            server_busy = busiest(
-                server_busy,
-                busy(record.server_cpu_ns, manifest.server.threads.len()),
-            );
-        }
-        let sent = sum(manifest
-            .trials
-            .iter()
-            .filter(|record| record.trial.cell() == cell)
-            .map(|record| record.requests.records));
+            .map(|record| {
+                let trial = trials.iter().find(|each| each.trial.index == record.trial.index);
+                let rows = trial.into_iter().flat_map(|each| &each.rows);
+                let times = rows.map(|row| (row.stamps.intended_ns, row.stamps.done_ns));
+                (record, lasted_ns(planned_ns, times) as f64)
+            })
+            .collect();
+        let busy = |cpu_ns: fn(&TrialRecord) -> u64, threads: usize| {
+            let shares = ran
+                .iter()
+                .map(|(record, lasted_ns)| cpu_ns(record) as f64 / lasted_ns);
+            let busiest = shares.reduce(f64::max)?;
+            (threads > 0).then(|| busiest / threads as f64)
+        };
+        let client_busy = busy(|trial| trial.client_cpu_ns, manifest.client.threads.len());
+        let server_busy = busy(|trial| trial.server_cpu_ns, manifest.server.threads.len());
+        let lasted_s: f64 = ran.iter().map(|(_, lasted_ns)| lasted_ns / 1e9).sum();
+        let sent = sum(ran.iter().map(|(record, _)| record.requests.records));
         let errors = pool.errors.values().sum();
         let load = Load {
             attempts: pool.latencies.len() as u64 + errors,
@@ -653,14 +642,19 @@ fn conditions(
 
 /// The line on which most of all latency lies, and its share.
 fn chief(ledgers: &[(u64, Ledger)]) -> Option<(&'static str, f64)> {
-    let mut total = Ledger::default();
-    for (_, ledger) in ledgers {
-        total += ledger;
-    }
+    let total = total(ledgers);
     let (line, ns) = total
         .lines()
         .max_by_key(|&(line, ns)| (ns, std::cmp::Reverse(line)))?;
     Some((line.name(), ns as f64 / total.total_ns().max(1) as f64))
+}
+
+fn total<'a>(ledgers: impl IntoIterator<Item = &'a (u64, Ledger)>) -> Ledger {
+    let mut total = Ledger::default();
+    for (_, ledger) in ledgers {
+        total += ledger;
+    }
+    total
 }
 
 fn p99(ascending: &[u64]) -> u64 {
@@ -687,13 +681,13 @@ fn facts(
         .any(|each| each.rate_hz != conditions[0].rate_hz);
     let counts = |cell: &CellSummary| !sweeps_rate || cell.saturated.is_none();
     let cells = || conditions.iter().flat_map(|each| &each.cells);
+    // Both in the order of the plan.
     let counted_cells: Vec<Cell> = plan
         .cells()
         .into_iter()
-        .filter(|cell| {
-            let name = plan.cell_name(*cell);
-            cells().any(|each| each.name == name && counts(each))
-        })
+        .zip(cells())
+        .filter(|(_, summary)| counts(summary))
+        .map(|(cell, _)| cell)
         .collect();
     let counted: Vec<&Pool> = counted_cells.iter().map(|cell| &pools[cell]).collect();
     let errors: u64 = counted.iter().flat_map(|pool| pool.errors.values()).sum();
@@ -708,10 +702,7 @@ fn facts(
         busy.reduce(f64::max)
     };
     let capacity = sweeps_rate.then(|| capacity(conditions));
-    let mut total = Ledger::default();
-    for (_, ledger) in pools.values().flat_map(|pool| &pool.ledgers) {
-        total += ledger;
-    }
+    let total = total(pools.values().flat_map(|pool| &pool.ledgers));
     let stolen = sum(total
         .lines()
         .filter(|(line, _)| line.name().ends_with(".steal"))
@@ -732,10 +723,10 @@ fn facts(
             .filter_map(|pool| pool.errors.get(&outcome_name(Outcome::NoPort)))
             .sum(),
         lateness_p99_ns: p99(&lateness),
-        lateness_cause: counted
-            .iter()
-            .max_by_key(|pool| p99(&pool.lateness))
-            .and_then(|pool| chief(&pool.ledgers)),
+        lateness_cause: cells()
+            .filter(|cell| counts(cell))
+            .max_by_key(|cell| cell.lateness_p99_ns)
+            .and_then(|cell| cell.chief),
         p50_ns: pools
             .values()
             .map(|pool| percentiles(&pool.latencies).p50)

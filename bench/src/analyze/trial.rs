@@ -77,6 +77,8 @@ pub(super) struct TrialAnalysis {
 struct Joined<'a> {
     manifest: &'a Manifest,
     trial: Trial,
+    /// The cell's.
+    name: String,
     requests: Vec<RequestStamps>,
     client: End,
     server: End,
@@ -204,6 +206,7 @@ impl<'a> Joined<'a> {
             .collect();
         let mut joined = Self {
             manifest,
+            name: manifest.plan.cell_name(recorded.trial.cell()),
             trial: recorded.trial,
             requests: recorded.requests,
             client,
@@ -409,7 +412,7 @@ impl<'a> Joined<'a> {
         let (cause, excess_ns, share) = baseline.cause(&ledger, clock_error_ns);
         Outlier {
             request: row.stamps.request,
-            arm: self.manifest.plan.cell_name(self.trial.cell()),
+            arm: self.name.clone(),
             trial: self.trial.index,
             latency_ns: row.stamps.latency_ns().unwrap_or(0),
             ledger,
@@ -433,7 +436,7 @@ impl<'a> Joined<'a> {
             client_cpus: &self.manifest.client.cpus,
             server_cpus: &self.manifest.server.cpus,
             alignment: self.alignment.as_ref().unwrap_or(&identity),
-            name: self.manifest.plan.cell_name(self.trial.cell()),
+            name: &self.name,
             trial: self.trial,
         })
     }

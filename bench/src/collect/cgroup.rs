@@ -3,11 +3,12 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
+
+use super::within::within;
 
 /// What the cgroup limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +37,6 @@ const ROOT: &str = "/sys/fs/cgroup";
 
 /// A group whose last member is still on its way out is busy for a moment.
 const REMOVE_MAX: Duration = Duration::from_secs(2);
-const REMOVE_POLL: Duration = Duration::from_millis(5);
 
 impl Controller {
     const fn name(self) -> &'static str {
@@ -163,9 +163,8 @@ impl Drop for Cgroup {
     fn drop(&mut self) {
         // The member may have ended with its run.
         let _ = fs::write(self.home.join(self.member_file), self.member.to_string());
-        let deadline = Instant::now() + REMOVE_MAX;
-        while fs::remove_dir(&self.group).is_err() && self.group.exists() && Instant::now() < deadline {
-            thread::sleep(REMOVE_POLL);
-        }
+        within(REMOVE_MAX, || {
+            fs::remove_dir(&self.group).is_ok() || !self.group.exists()
+        });
     }
 }

@@ -16,18 +16,19 @@ pub fn response(body_bytes: u32, is_last: bool) -> Vec<u8> {
     let connection = if is_last { "close" } else { "keep-alive" };
     let mut response = format!(
         "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {body_bytes}\r\nConnection: {connection}\r\n\r\n"
-    )
-    .into_bytes();
-    response.resize(
-        response.len() + (body_bytes as usize).saturating_sub(BODY.len()),
-        b'.',
     );
-    response.extend_from_slice(BODY);
-    response
+    response += &body(body_bytes);
+    response.into_bytes()
 }
 
 /// The shortest body.
-pub const BODY: &[u8] = b"OK\n";
+pub const BODY: &str = "OK\n";
+
+/// A body of so many bytes, which ends in the shortest.
+#[must_use]
+pub fn body(bytes: u32) -> String {
+    ".".repeat((bytes as usize).saturating_sub(BODY.len())) + BODY
+}
 
 /// Most that one read takes in: more than the largest flight.
 pub const READ_BYTES: usize = 16 * 1024;

@@ -210,7 +210,10 @@ impl Load {
         let certificate = certificate.transpose()?.map(Vec::as_slice);
         let config = client_config(trial.arm, condition, certificate, None)?;
         let tickets = Arc::new(Tickets::default());
-        let resuming = client_config(trial.arm, condition, certificate, Some(&tickets))?;
+        let resuming = match service.side_port {
+            Some(_) => client_config(trial.arm, condition, certificate, Some(&tickets))?,
+            None => None,
+        };
         let at_ns = trial.arrivals_ns(&settings.plan);
         let resumed = trial.resumed(&settings.plan, at_ns.len());
         // Held until the trial is over.

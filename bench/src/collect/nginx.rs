@@ -5,6 +5,7 @@
 //! (`SO_REUSEPORT`). What it does with a connection is the same code.
 
 use std::{
+    collections::BTreeSet,
     ffi::CString,
     fmt::Write as _,
     fs, io,
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     child,
-    exchange::BODY,
+    exchange::body,
     service::Service,
     tls::{self, Identities},
     worker::pin_thread,
@@ -155,11 +156,13 @@ impl Nginx {
             )?;
             write(&key_file(*kind), 0o600, &pem("PRIVATE KEY", &identity.key))?;
         }
-        for service in &settings.services {
-            let bytes = service.condition.response_bytes;
-            let mut body = ".".repeat((bytes as usize).saturating_sub(BODY.len()));
-            body.push_str(&String::from_utf8_lossy(BODY));
-            write(&body_file(bytes), 0o644, &body)?;
+        let lengths = settings
+            .services
+            .iter()
+            .map(|service| service.condition.response_bytes);
+        let files: BTreeSet<u32> = lengths.filter(|bytes| *bytes > RESPONSE_BYTES_MIN).collect();
+        for bytes in files {
+            write(&body_file(bytes), 0o644, &body(bytes))?;
         }
         let mut nginx = Self {
             keys: settings.identities.keys().map(|kind| key_file(*kind)).collect(),

@@ -206,11 +206,11 @@ impl Condition {
     }
 
     /// One word for every setting, in a fixed order, so that conditions can be named by those in which they differ. Each is safe in
-    /// a path; one may be empty.
+    /// a path; one may be empty. `rate_hz` is the plan's.
     pub(crate) fn words(&self, rate_hz: f64) -> Vec<String> {
         let percent = |share: f64| format!("{}", (share * 1e6).round() / 1e4);
         vec![
-            format!("{rate_hz}ps"),
+            format!("{}ps", self.rate_hz.unwrap_or(rate_hz)),
             bytes(self.response_bytes),
             format!("{}req", self.requests_per_connection),
             format!("resumed{}", percent(self.resumed)),
@@ -224,6 +224,27 @@ impl Condition {
             format!("extra{}us", self.server_extra_ns as f64 / 1e3),
         ]
     }
+}
+
+/// What each of a plan's conditions is called, by what tells it from the others: `10KB-resumed50`. Empty where it is the only one. Safe
+/// in paths and shells. `rate_hz` is the plan's.
+#[must_use]
+pub fn names(conditions: &[Condition], rate_hz: f64) -> Vec<String> {
+    let all: Vec<_> = conditions
+        .iter()
+        .map(|condition| condition.words(rate_hz))
+        .collect();
+    let name = |own: &Vec<String>| {
+        let varied = (0..own.len()).filter(|&word| all.iter().any(|words| words[word] != own[word]));
+        let words = varied
+            .map(|word| own[word].as_str())
+            .filter(|word| !word.is_empty());
+        match words.collect::<Vec<_>>().as_slice() {
+            [] if all.len() > 1 => "usual".to_owned(),
+            words => words.join("-"),
+        }
+    };
+    all.iter().map(name).collect()
 }
 
 fn bytes(count: u32) -> String {

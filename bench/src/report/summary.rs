@@ -101,6 +101,19 @@ pub struct Verdict {
     pub text: String,
 }
 
+impl Verdict {
+    /// What a rule says of its figure.
+    #[must_use]
+    pub fn new(rule: &'static str, ok: bool, figure: String, text: &str) -> Self {
+        Self {
+            rule,
+            ok,
+            figure,
+            text: text.to_owned(),
+        }
+    }
+}
+
 /// One condition.
 #[derive(Clone, Debug, Serialize)]
 pub struct ConditionSummary {

@@ -50,6 +50,19 @@ impl Estimate {
     pub fn interval(&self) -> Option<(f64, f64)> {
         self.half_width.map(|half| (self.mean - half, self.mean + half))
     }
+
+    /// Ends of the interval of figures in ns, as reports hold them.
+    #[must_use]
+    pub fn interval_ns(&self) -> Option<(i64, i64)> {
+        self.interval()
+            .map(|(low, high)| (low.round() as i64, high.round() as i64))
+    }
+
+    /// What is detectable of figures in ns, as reports hold it.
+    #[must_use]
+    pub fn detectable_ns(&self) -> Option<u64> {
+        self.detectable.map(|ns| ns.round() as u64)
+    }
 }
 
 /// Quantile of Student's t.

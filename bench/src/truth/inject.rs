@@ -27,7 +27,6 @@ use super::{
     dropper::{Dropper, Segment},
     flood::Flood,
     shaper::Shaper,
-    within,
 };
 use crate::{
     attribute::ledger::Side,
@@ -37,6 +36,7 @@ use crate::{
         fault::{COLD_BLOCK_BYTES, Committed, Fault, Faults},
         host::process_of,
         link,
+        within::within,
         worker::{pin, set_scheduler},
     },
     record::manifest::{Host, Manifest},

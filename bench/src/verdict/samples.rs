@@ -134,18 +134,9 @@ pub fn judge(samples: &SampleFacts, recorder: Option<&RecorderFacts>) -> Vec<Ver
     verdicts.into_iter().flatten().collect()
 }
 
-fn verdict(rule: &'static str, ok: bool, figure: String, text: &str) -> Verdict {
-    Verdict {
-        rule,
-        ok,
-        figure,
-        text: text.to_owned(),
-    }
-}
-
 fn arrivals(facts: ArrivalFacts) -> Verdict {
     let (off, by_chance) = (facts.off * 100.0, facts.by_chance * 100.0);
-    verdict(
+    Verdict::new(
         "arrivals as asked",
         facts.off - facts.by_chance <= ARRIVALS_OFF_MAX,
         match facts.asked {
@@ -165,7 +156,7 @@ fn arrivals(facts: ArrivalFacts) -> Verdict {
 
 fn warm_up(over_trials: Estimate) -> Option<Verdict> {
     let (low, high) = over_trials.interval()?;
-    Some(verdict(
+    Some(Verdict::new(
         "warm-up",
         low <= MOVES_MAX,
         format!(
@@ -187,7 +178,7 @@ fn stationary(facts: &StationaryFacts) -> Option<Verdict> {
         .filter(|trend| trend.change.abs() > TREND_MAX && trend.p <= TREND_P_MAX)
         .count();
     let many = is_share_above(trending, facts.trends.len(), TRENDING_SHARE_MAX, ALARM);
-    Some(verdict(
+    Some(Verdict::new(
         "steady within trials",
         low <= MOVES_MAX && high >= -MOVES_MAX && !many,
         format!(
@@ -204,7 +195,7 @@ fn stationary(facts: &StationaryFacts) -> Option<Verdict> {
 
 fn independent(over_trials: Estimate, max: f64) -> Option<Verdict> {
     let (low, _) = over_trials.interval()?;
-    Some(verdict(
+    Some(Verdict::new(
         "requests independent",
         low <= CORRELATION_MAX,
         format!(
@@ -219,7 +210,7 @@ fn independent(over_trials: Estimate, max: f64) -> Option<Verdict> {
 
 fn run(facts: RunFacts) -> Verdict {
     let Trend { change, p } = facts.p50;
-    verdict(
+    Verdict::new(
         "steady over the run",
         change.abs() <= RUN_MOVES_MAX || p > RUN_P_MAX,
         format!(
@@ -247,7 +238,7 @@ fn agree(levels: &[LevelFacts]) -> Option<Verdict> {
         )
     };
     let p99 = worst.p99.as_ref().map_or("too few requests".to_owned(), said);
-    Some(verdict(
+    Some(Verdict::new(
         "trials agree",
         worst.p50.at_least <= SPREAD_MAX,
         format!(
@@ -261,7 +252,7 @@ fn agree(levels: &[LevelFacts]) -> Option<Verdict> {
 }
 
 fn probe_cost(facts: RecorderFacts) -> Verdict {
-    verdict(
+    Verdict::new(
         "probe cost",
         facts.drain_share <= DRAIN_SHARE_MAX && facts.ring_used <= RING_USED_MAX,
         format!(
