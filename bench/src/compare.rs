@@ -92,8 +92,8 @@ pub struct Pair {
     pub effects: Vec<Difference>,
     /// Mean ledgers line by line. `summary.json` has no ledger per trial, and so these have no interval.
     pub ledgers: Vec<LedgerPair>,
-    /// Arms whose figures measure a queue in one of the runs and are not to be quoted, in words.
-    pub saturated: Vec<String>,
+    /// Arms whose figures are not to be quoted in one of the runs, and why, in words.
+    pub unquotable: Vec<String>,
     /// What only one of the runs has, in words.
     pub not_compared: Vec<String>,
 }
@@ -184,7 +184,7 @@ fn pair(first: &Run, later: &Run) -> anyhow::Result<Pair> {
         arms: Vec::new(),
         effects: Vec::new(),
         ledgers: Vec::new(),
-        saturated: Vec::new(),
+        unquotable: Vec::new(),
         not_compared: Vec::new(),
     };
     let runs = [first, later];
@@ -200,8 +200,8 @@ fn pair(first: &Run, later: &Run) -> anyhow::Result<Pair> {
     );
     for arm in &arms {
         for run in runs {
-            if let Some(why) = run.saturation(arm) {
-                pair.saturated.push(format!("{arm} in {}: {why}", run.label));
+            if let Some(why) = run.unquotable(arm) {
+                pair.unquotable.push(format!("{arm} in {}: {why}", run.label));
             }
         }
         pair.arms.extend(differences(arm, None, highest, |of| {
@@ -425,7 +425,7 @@ mod tests {
             summary["conditions"] = json!([{"cells": [cell, other]}]);
         });
         let pair = compare(&folders.paths).unwrap().pairs.remove(0);
-        assert_eq!(pair.saturated, ["x25519 in B: the server is 97 % busy"]);
+        assert_eq!(pair.unquotable, ["x25519 in B: the server is 97 % busy"]);
     }
 
     #[test]

@@ -78,10 +78,15 @@ fn run_and_report(args: RunArgs) -> anyhow::Result<ExitCode> {
     if !quiet {
         let plan = &options.plan;
         eprintln!(
-            "pqtail: {}: {} trials, about {:.0} s, seed {}",
+            "pqtail: {}: {} trials, about {:.0} s{}, seed {}",
             plan.scenario,
             plan.trials().len(),
             plan.total_ns() as f64 / 1e9,
+            if options.steal_share_max.is_some() {
+                " and what is run again"
+            } else {
+                ""
+            },
             plan.seed
         );
     }

@@ -20,7 +20,7 @@ pub struct Facts {
     pub no_port: u64,
     /// 99 in 100 requests began at most this long after their intended start, ns.
     pub lateness_p99_ns: u64,
-    /// Where most of the latency lies in the cell that was latest, and its share, 0 to 1.
+    /// Where most of the time lies by which late requests of the latest cell were late, of those that ended well, and its share, 0 to 1.
     pub lateness_cause: Option<(&'static str, f64)>,
     /// Median latency of the first arm, ns.
     pub p50_ns: u64,
@@ -73,11 +73,22 @@ pub struct Load {
     pub client_busy: Option<f64>,
     /// See [`Facts::client_busy`].
     pub server_busy: Option<f64>,
+    /// See [`Facts::lateness_cause`].
+    pub late_by: Option<(&'static str, f64)>,
 }
 
-/// Why a cell's figures are those of a saturated side and not to be quoted; `None` if they are not.
+/// Why a cell's figures are not to be quoted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unquotable {
+    /// A side is saturated: by what evidence.
+    Saturated(String),
+    /// Requests started late, but mostly because the hypervisor took the load generator's CPU: that says nothing of the rate.
+    Disturbed(String),
+}
+
+/// Why a cell's figures are not to be quoted; `None` if they are.
 #[must_use]
-pub fn saturation(load: &Load) -> Option<String> {
+pub fn unquotable(load: &Load) -> Option<Unquotable> {
     let mut why = Vec::new();
     for (side, busy) in [
         ("the load generator", load.client_busy),
@@ -90,7 +101,8 @@ pub fn saturation(load: &Load) -> Option<String> {
     // The busier side first: it is the one that saturates.
     why.sort_by(|a, b| b.0.total_cmp(&a.0));
     let mut why: Vec<String> = why.into_iter().map(|(_, text)| text).collect();
-    if load.lateness_p99_ns > LATENESS_NS_MAX {
+    let is_late = load.lateness_p99_ns > LATENESS_NS_MAX;
+    if is_late {
         why.push(format!(
             "requests start up to {:.1} ms late (p99)",
             load.lateness_p99_ns as f64 / 1e6
@@ -99,11 +111,21 @@ pub fn saturation(load: &Load) -> Option<String> {
     if load.errors as f64 > ERROR_SHARE_MAX * load.attempts as f64 {
         why.push(format!("{} of {} requests fail", load.errors, load.attempts));
     }
-    (!why.is_empty()).then(|| why.join(", "))
+    let by_hypervisor = load.late_by.is_some_and(|(line, _)| line == CLIENT_STEAL);
+    let text = why.join(", ");
+    match why.len() {
+        0 => None,
+        1 if is_late && by_hypervisor => Some(Unquotable::Disturbed(text)),
+        _ => Some(Unquotable::Saturated(text)),
+    }
 }
 
+/// Name of the line for what the hypervisor took from the load generator.
+const CLIENT_STEAL: &str = "client.steal";
+
 const ERROR_SHARE_MAX: f64 = 0.001;
-const LATENESS_NS_MAX: u64 = 1_000_000;
+/// A request that starts later than this after its intended start is late, ns.
+pub const LATENESS_NS_MAX: u64 = 1_000_000;
 const BUSY_MAX: f64 = 0.8;
 const CLOCK_ERROR_SHARE_MAX: f64 = 0.1;
 const STEAL_SHARE_MAX: f64 = 0.01;
@@ -181,7 +203,7 @@ fn of_the_run(facts: &Facts) -> Vec<Verdict> {
         facts.lateness_p99_ns <= LATENESS_NS_MAX,
         match facts.lateness_cause {
             Some((line, share)) if facts.lateness_p99_ns > LATENESS_NS_MAX => format!(
-                "p99 lateness {:.3} ms; {:.0} % of all latency is {line}",
+                "p99 lateness {:.3} ms; {:.0} % of what made requests late is {line}",
                 facts.lateness_p99_ns as f64 / 1e6,
                 share * 100.0
             ),
@@ -255,7 +277,7 @@ fn of_the_run(facts: &Facts) -> Vec<Verdict> {
                 facts.steal_share <= STEAL_SHARE_MAX,
                 format!("{:.2} % of all latency", facts.steal_share * 100.0),
                 "The hypervisor took CPUs away, or (where a heartbeat was late and no counter moved) interrupts were off. The \
-                 environment-free percentiles leave that time out; a quieter machine is better.",
+                 environment-free percentiles leave that time out; --steal-max runs such trials again; a quieter machine is better.",
             );
         }
         if let Some((median, worst)) = facts.unexplained {

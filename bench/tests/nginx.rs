@@ -19,10 +19,9 @@ use nix::{
 };
 use pqtail::{
     collect::{nginx::Program, tls::expected},
-    plan::condition::Condition,
     record::{
         manifest::{Manifest, Status, recording},
-        stamps::{Outcome, RequestStamps},
+        stamps::{Outcome, RequestStamps, request_flag},
         stream::{Recording, StreamKind},
     },
 };
@@ -82,6 +81,60 @@ fn nginx_serves_every_arm_with_tls_and_its_handshake_is_an_interval_of_its_own()
     assert!(!story.contains("server's work (no stamps)"), "{story}");
 }
 
+const SCENARIO: &str = r#"
+about = "What an nginx can be configured for"
+arms = ["x25519", "x25519mlkem768"]
+percentile = "p95"
+
+[[condition]]
+response-bytes = 60
+requests-per-connection = 2
+
+[[condition]]
+response-bytes = 300_000
+requests-per-connection = 3
+
+[[condition]]
+certificate = "rsa-2048"
+
+[[condition]]
+resumed = 0.5
+
+[[condition]]
+certificate = "ml-dsa-65"
+cipher-suite = "chacha20-poly1305-sha256"
+"#;
+
+#[test]
+fn nginx_serves_under_every_condition_that_it_can_be_configured_for() {
+    const TEST: &str = "nginx_serves_under_every_condition_that_it_can_be_configured_for";
+    let (Some(_alone), Some(root)) = (privileged(TEST), nginx_root(TEST)) else {
+        return;
+    };
+    let results = tempfile::tempdir().unwrap();
+    let scenario = results.path().join("configured.toml");
+    fs::write(&scenario, SCENARIO).unwrap();
+    let runs = results.path().join("runs");
+    let mut run = on_nginx(&root, &runs, "x25519,x25519mlkem768");
+    run.arg("--scenario").arg(&scenario);
+    assert_success(&shortly(run));
+    let folder = only_folder(&runs).unwrap();
+    let manifest = Manifest::read(&folder).unwrap();
+    assert_eq!(manifest.trials.len(), 10);
+    require_every_request(&folder, &manifest);
+
+    fs::write(&scenario, SCENARIO.to_owned() + "loss = 0.01\n").unwrap();
+    let mut run = on_nginx(&root, &runs, "x25519");
+    run.arg("--scenario").arg(&scenario);
+    let refused = shortly(run);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success());
+    assert!(
+        said.contains("loss") && said.contains("--server embedded"),
+        "{said}"
+    );
+}
+
 /// Every request went well, with the group of its arm, and the server worked for it.
 fn require_every_request(folder: &Path, manifest: &Manifest) {
     for trial in &manifest.trials {
@@ -94,11 +147,21 @@ fn require_every_request(folder: &Path, manifest: &Manifest) {
             .unwrap()
             .records;
         assert!(!requests.is_empty());
+        let mut resumed = 0;
         for request in &requests {
             let arm = trial.trial.arm;
+            let condition = &manifest.plan.conditions[trial.trial.condition as usize];
             assert_eq!(request.outcome(), Outcome::Ok, "{arm}: {request:?}");
-            assert_eq!(request.group, expected(arm, &Condition::default()).group, "{arm}");
+            let expected = expected(arm, condition);
+            assert_eq!(request.group, expected.group, "{arm}");
+            assert_eq!(request.cipher_suite, condition.cipher_suite.number(), "{arm}");
+            let body = condition.response_bytes * condition.requests_per_connection;
+            assert!(request.bytes_in > body, "{arm}: {request:?}");
+            resumed += u32::from(request.flags & request_flag::RESUMED != 0);
         }
+        // As drawn from the seed: half of a hundred at least is some.
+        let condition = &manifest.plan.conditions[trial.trial.condition as usize];
+        assert_eq!(resumed > 0, condition.resumed > 0.0, "{}", trial.trial.arm);
         assert!(trial.server_cpu_ns > 0);
     }
 }

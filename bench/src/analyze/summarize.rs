@@ -11,23 +11,23 @@ use crate::{
         cause::mean_band,
         ledger::{Ledger, Line},
     },
-    plan::{Cell, Plan},
+    plan::{Cell, Plan, condition::Condition},
     record::{
         manifest::{Host, Manifest, TrialRecord},
         stamps::Outcome,
     },
     report::summary::{
         ArmSummary, BudgetRow, CellSummary, ClockSummary, ConditionSummary, Decomposition, Difference,
-        HostSummary, LossSummary, NullSummary, OneWay, Outlier, SUMMARY_SCHEMA, StealSummary, Summary,
-        SwimLanes, TrialSummary,
+        Effect, HostSummary, LossSummary, NullSummary, OneWay, Outlier, Percentiles, SUMMARY_SCHEMA,
+        SetAside, ShiftSummary, StealSummary, Summary, SwimLanes, TrialSummary,
     },
     statistics::{
         STATISTICS, Statistic,
         interval::{Estimate, stein},
-        null::{COMPARISONS, false_alarms},
+        null::{BLOCKS_EACH, COMPARISONS, covered, false_alarms},
         percentiles, quantile, rank,
     },
-    verdict::{Facts, Load, judge, saturation},
+    verdict::{Facts, Load, Unquotable, judge, unquotable},
 };
 
 /// Lanes kept of the whole run.
@@ -51,6 +51,7 @@ struct Pool {
     wrong_group: u64,
     bytes: (u64, u64),
     one_way_ns: OneWays,
+    late: Ledger,
     trials: Vec<(u32, TrialSummary)>,
 }
 
@@ -123,6 +124,7 @@ pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analy
             .iter()
             .flat_map(|(cell, pool)| pool.against_itself(*cell, &plan))
             .collect(),
+        known_shifts: known_shifts(&pools, &plan),
         decomposition,
         tail_budget: cells
             .iter()
@@ -131,6 +133,7 @@ pub(super) fn summarize(manifest: Manifest, trials: Vec<TrialAnalysis>) -> Analy
         losses,
         steal,
         probes: probes(&manifest),
+        set_aside: set_aside(&manifest),
         clock,
         plan,
     };
@@ -187,7 +190,7 @@ fn begin_ns(trial: &TrialAnalysis, plan: &Plan) -> Option<u64> {
 
 impl Pool {
     fn add(&mut self, trial: &TrialAnalysis) {
-        let mut latencies = Vec::new();
+        let (mut latencies, mut counterfactual) = (Vec::new(), Vec::new());
         for (row, environment_ns) in trial.rows.iter().zip(&trial.environment_ns) {
             let stamps = &row.stamps;
             if !stamps.is_measured() {
@@ -204,35 +207,36 @@ impl Pool {
             };
             latencies.push(latency);
             self.services.push(service);
-            self.counterfactual.push(latency - environment_ns);
+            counterfactual.push(latency - environment_ns);
             self.bytes.0 += u64::from(stamps.bytes_out);
             self.bytes.1 += u64::from(stamps.bytes_in);
             if let Some(ledger) = row.ledger {
                 self.ledgers.push((latency, ledger));
             }
         }
+        self.late += &trial.late;
         for (crossing, took_ns) in &trial.one_way_ns {
             let all = self.one_way_ns.entry(crossing.clone()).or_default();
             all.extend(took_ns);
         }
         latencies.sort_unstable();
+        counterfactual.sort_unstable();
         let summary = TrialSummary {
             trial: trial.trial.index,
             requests: latencies.len() as u64,
             percentiles_ns: percentiles(&latencies),
+            counterfactual_ns: percentiles(&counterfactual),
         };
         self.trials.push((trial.trial.block, summary));
         self.latencies.append(&mut latencies);
+        self.counterfactual.append(&mut counterfactual);
     }
 
     /// How often the cell's own trials are said to differ.
     fn against_itself(&self, cell: Cell, plan: &Plan) -> Vec<NullSummary> {
         let mut trials: Vec<_> = self.trials.iter().map(|(_, trial)| trial).collect();
         trials.sort_by_key(|trial| trial.trial);
-        let of = |&(statistic, quantile, of): &Statistic| {
-            if quantile > plan.highest_quantile {
-                return None;
-            }
+        let of = |&(statistic, _, of): &Statistic| {
             let figures = trials.iter().filter(|trial| trial.requests > 0);
             let figures: Vec<f64> = figures.map(|trial| of(&trial.percentiles_ns) as f64).collect();
             Some(NullSummary {
@@ -242,7 +246,7 @@ impl Pool {
                 false_alarms: false_alarms(&figures, plan.seed)?,
             })
         };
-        STATISTICS.iter().filter_map(of).collect()
+        quoted(plan).filter_map(of).collect()
     }
 
     /// Crossings that only some requests have (a flight that came in two, say) are left to those requests' own stories.
@@ -325,46 +329,88 @@ fn curve(ascending: &[u64]) -> Vec<(f64, u64)> {
     points
 }
 
-/// Differences block by block: a block holds one trial of each arm, run close together, so drift of the machine cancels. The
-/// difference is their mean.
 fn differences(cell: Cell, first: Cell, pools: &BTreeMap<Cell, Pool>, plan: &Plan) -> Vec<Difference> {
-    let blocks = |cell: Cell| -> BTreeMap<u32, &TrialSummary> {
-        pools[&cell]
-            .trials
-            .iter()
-            .filter(|(_, t)| t.requests > 0)
-            .map(|(block, t)| (*block, t))
-            .collect()
+    let (ours, theirs) = (&pools[&cell], &pools[&first]);
+    let of = |&(statistic, _, of): &Statistic| {
+        let by = |figure: fn(&TrialSummary) -> &Percentiles| {
+            effect(&blockwise(ours, theirs, |trial| of(figure(trial))), plan)
+        };
+        Some(Difference {
+            arm: plan.cell_name(cell),
+            baseline: plan.cell_name(first),
+            statistic,
+            effect: by(|trial| &trial.percentiles_ns)?,
+            without_environment: plan
+                .probes
+                .then(|| by(|trial| &trial.counterfactual_ns))
+                .flatten(),
+        })
     };
-    let (ours, theirs) = (blocks(cell), blocks(first));
+    quoted(plan).filter_map(of).collect()
+}
+
+/// Those that are to be quoted of this run.
+fn quoted(plan: &Plan) -> impl Iterator<Item = &'static Statistic> {
     STATISTICS
         .iter()
         .filter(|(_, quantile, _)| *quantile <= plan.highest_quantile)
-        .filter_map(|(statistic, _, of)| {
-            let figures: Vec<f64> = ours
-                .iter()
-                .filter_map(|(block, here)| {
-                    let there = theirs.get(block)?;
-                    Some(of(&here.percentiles_ns) as f64 - of(&there.percentiles_ns) as f64)
-                })
-                .collect();
-            // Where the first trials decided how many there are, they alone tell the spread.
-            let stage = plan.first_stage.map(|stage| stage as usize);
-            let estimate = match stage.filter(|stage| (2..figures.len()).contains(stage)) {
-                Some(stage) => stein(&figures, stage),
-                None => Estimate::of(&figures)?,
-            };
-            Some(Difference {
-                arm: plan.cell_name(cell),
-                baseline: plan.cell_name(first),
-                statistic,
-                difference_ns: estimate.mean.round() as i64,
-                blocks: estimate.blocks,
-                interval_ns: estimate.interval_ns(),
-                detectable_ns: estimate.detectable_ns(),
-            })
-        })
-        .collect()
+}
+
+/// By how much one cell's figure is above another's in each block, ns. A block holds one trial of each cell, run close together, so
+/// that drift of the machine cancels; one that was run again was so at once.
+fn blockwise(ours: &Pool, theirs: &Pool, of: impl Fn(&TrialSummary) -> u64) -> Vec<f64> {
+    let by_block = |pool: &Pool| -> BTreeMap<u32, f64> {
+        let trials = pool.trials.iter().filter(|(_, trial)| trial.requests > 0);
+        trials.map(|(block, trial)| (*block, of(trial) as f64)).collect()
+    };
+    let there = by_block(theirs);
+    let both = by_block(ours)
+        .into_iter()
+        .filter_map(|(block, here)| Some(here - there.get(&block)?));
+    both.collect()
+}
+
+/// What the blocks of a run say together. Where the first trials decided how many there are, they alone tell the spread.
+fn effect(figures: &[f64], plan: &Plan) -> Option<Effect> {
+    let stage = plan.first_stage.map(|stage| stage as usize);
+    let estimate = match stage.filter(|stage| (2..figures.len()).contains(stage)) {
+        Some(stage) => stein(figures, stage),
+        None => Estimate::of(figures)?,
+    };
+    Some(estimate.into())
+}
+
+/// Every condition in which the server adds computing, against the one that is like it but for that. At the median, where most requests
+/// meet no other: what waits behind another's added computing gains more than its own.
+fn known_shifts(pools: &BTreeMap<Cell, Pool>, plan: &Plan) -> Vec<ShiftSummary> {
+    let mut shifts = Vec::new();
+    for (shifted, condition) in (0..).zip(&plan.conditions) {
+        let without = Condition {
+            server_extra_ns: 0,
+            ..condition.clone()
+        };
+        let original = (0..).zip(&plan.conditions).find(|(_, each)| **each == without);
+        let Some((original, _)) = original.filter(|_| condition.server_extra_ns > 0) else {
+            continue;
+        };
+        for &arm in plan.arms_of(shifted) {
+            let cells = [shifted, original].map(|condition| Cell { condition, arm });
+            let [ours, theirs] = cells.map(|cell| &pools[&cell]);
+            let figures = blockwise(ours, theirs, |trial| trial.percentiles_ns.p50);
+            let covered = covered(&figures, condition.server_extra_ns as f64, plan.seed);
+            if let Some((effect, covered)) = effect(&figures, plan).zip(covered) {
+                shifts.push(ShiftSummary {
+                    arm: plan.cell_name(cells[1]),
+                    shift_ns: condition.server_extra_ns,
+                    effect,
+                    comparisons: COMPARISONS,
+                    blocks_each: BLOCKS_EACH as u32,
+                    covered,
+                });
+            }
+        }
+    }
+    shifts
 }
 
 /// What is compared: every arm with the first under its condition.
@@ -545,6 +591,33 @@ fn steal(manifest: &Manifest, trials: &[TrialAnalysis]) -> BTreeMap<String, Stea
     steal
 }
 
+fn set_aside(manifest: &Manifest) -> Option<SetAside> {
+    let steal_share_max = manifest.steal_share_max?;
+    let mut trials: BTreeMap<String, u32> = BTreeMap::new();
+    for cell in manifest.plan.cells() {
+        let of_cell = manifest
+            .set_aside
+            .iter()
+            .filter(|record| record.trial.cell() == cell);
+        let count = of_cell.count() as u32;
+        if count > 0 {
+            trials.insert(manifest.plan.cell_name(cell), count);
+        }
+    }
+    let shares = manifest.trials.iter().map(|record| manifest.steal_share(record));
+    let shares: Vec<_> = shares.collect();
+    Some(SetAside {
+        steal_share_max,
+        trials,
+        kept: shares
+            .iter()
+            .flatten()
+            .filter(|share| **share > steal_share_max)
+            .count() as u32,
+        unknown: shares.iter().filter(|share| share.is_none()).count() as u32,
+    })
+}
+
 fn probes(manifest: &Manifest) -> BTreeMap<String, Vec<crate::record::manifest::ProbeStatus>> {
     let mut probes = BTreeMap::new();
     for host in [&manifest.client, &manifest.server] {
@@ -610,6 +683,12 @@ fn conditions(
             lateness_p99_ns: p99(&pool.lateness),
             client_busy,
             server_busy,
+            late_by: greatest(&pool.late),
+        };
+        let (saturated, disturbed) = match unquotable(&load) {
+            Some(Unquotable::Saturated(why)) => (Some(why), None),
+            Some(Unquotable::Disturbed(why)) => (None, Some(why)),
+            None => (None, None),
         };
         CellSummary {
             name: plan.cell_name(cell),
@@ -622,8 +701,9 @@ fn conditions(
             client_busy,
             server_busy,
             lateness_p99_ns: load.lateness_p99_ns,
-            saturated: saturation(&load),
-            chief: chief(&pool.ledgers),
+            saturated,
+            disturbed,
+            late_by: load.late_by,
         }
     };
     (0..plan.conditions.len() as u32)
@@ -640,13 +720,11 @@ fn conditions(
         .collect()
 }
 
-/// The line on which most of all latency lies, and its share.
-fn chief(ledgers: &[(u64, Ledger)]) -> Option<(&'static str, f64)> {
-    let total = total(ledgers);
-    let (line, ns) = total
-        .lines()
-        .max_by_key(|&(line, ns)| (ns, std::cmp::Reverse(line)))?;
-    Some((line.name(), ns as f64 / total.total_ns().max(1) as f64))
+/// The line with the most time, and its share; `None` if there is no time.
+fn greatest(ledger: &Ledger) -> Option<(&'static str, f64)> {
+    let lines = ledger.lines().filter(|(_, ns)| *ns > 0);
+    let (line, ns) = lines.max_by_key(|&(line, ns)| (ns, std::cmp::Reverse(line)))?;
+    Some((line.name(), ns as f64 / ledger.total_ns() as f64))
 }
 
 fn total<'a>(ledgers: impl IntoIterator<Item = &'a (u64, Ledger)>) -> Ledger {
@@ -726,7 +804,7 @@ fn facts(
         lateness_cause: cells()
             .filter(|cell| counts(cell))
             .max_by_key(|cell| cell.lateness_p99_ns)
-            .and_then(|cell| cell.chief),
+            .and_then(|cell| cell.late_by),
         p50_ns: pools
             .values()
             .map(|pool| percentiles(&pool.latencies).p50)
@@ -765,7 +843,7 @@ fn facts(
         differences_p50: differences
             .iter()
             .filter(|difference| difference.statistic == "p50")
-            .filter_map(|difference| Some((difference.difference_ns, difference.interval_ns?)))
+            .filter_map(|Difference { effect, .. }| Some((effect.difference_ns, effect.interval_ns?)))
             .collect(),
     }
 }

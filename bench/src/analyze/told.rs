@@ -460,5 +460,7 @@ pub(super) fn manifest() -> Manifest {
         client: host(CLIENT_NETNS, CLIENT, 0, "client"),
         server: host(SERVER_NETNS, SERVER, 1, "server"),
         trials: Vec::new(),
+        steal_share_max: None,
+        set_aside: Vec::new(),
     }
 }

@@ -19,7 +19,7 @@ use crate::{
         cause::{Baseline, Names, Witness},
         ledger::{Ledger, Line, Segment, Side, ThreadLine},
         split::{Active, Charge, Detail, HostView, Hosts, split},
-        story::{Interval, Owner, crossing_name, intervals, one_way_ns},
+        story::{DISPATCH, Interval, Owner, crossing_name, intervals, one_way_ns},
     },
     clock::{HostNs, RunNs},
     plan::Trial,
@@ -36,6 +36,7 @@ use crate::{
         thread::Threads,
         witness::{Served, witness},
     },
+    verdict::LATENESS_NS_MAX,
 };
 
 /// Requests above this quantile of their arm and trial are outliers.
@@ -67,10 +68,22 @@ pub(super) struct TrialAnalysis {
     pub(super) lanes: Vec<SwimLanes>,
     pub(super) alignment: Option<Alignment>,
     pub(super) one_way_ns: OneWays,
+    /// Where the time lies between the intended and the actual start, of the measured requests that began too late to be in time
+    /// ([`LATENESS_NS_MAX`]).
+    pub(super) late: Ledger,
     pub(super) steal_known: bool,
     /// What the counters grew by, ns by kernel folder and CPU.
     pub(super) steal_ns: BTreeMap<PathBuf, BTreeMap<u32, u64>>,
     pub(super) damaged: BTreeMap<PathBuf, u64>,
+}
+
+/// A trial's requests, explained.
+#[derive(Default)]
+struct Explained {
+    rows: Vec<Row>,
+    environment_ns: Vec<u64>,
+    one_way_ns: OneWays,
+    late: Ledger,
 }
 
 /// A trial's records, joined.
@@ -542,53 +555,59 @@ impl<'a> Joined<'a> {
         totals
     }
 
-    /// Every request with its ledger, and the time it spent on environment causes. What the path took goes into `one_way_ns`.
-    fn rows(&self, one_way_ns: &mut OneWays) -> (Vec<Row>, Vec<u64>) {
+    /// Every request with its ledger, and what all of them tell together.
+    fn explained(&self) -> Explained {
         let mut waits: HashMap<(u32, Option<u32>), Totals> = HashMap::new();
+        let mut explained = Explained::default();
         let recorded = self.manifest.client.kernel.is_some();
-        self.requests
-            .iter()
-            .map(|request| {
-                if request.latency_ns().is_none() || !recorded {
-                    return (
-                        Row {
-                            stamps: *request,
-                            ledger: None,
-                            incomplete: false,
-                        },
-                        0,
-                    );
-                }
+        for request in &self.requests {
+            let mut row = Row {
+                stamps: *request,
+                ledger: None,
+                incomplete: false,
+            };
+            let mut whole = Sum::default();
+            if request.latency_ns().is_some() && recorded {
                 let case = self.case(request);
-                self.one_way(request, &case.crossings, one_way_ns);
-                let chain = self.chain(request, &case);
-                let mut sum = Sum::default();
-                for interval in &chain {
-                    if let Some(key) = self.long_wait(request, &case, interval) {
-                        let totals = waits.entry(key).or_insert_with(|| self.totals(key));
-                        let waited = totals.between(interval.start, interval.end);
-                        let left_ns =
-                            (interval.end - interval.start).cast_unsigned() - waited.ledger.total_ns();
-                        sum.ledger += &waited.ledger;
-                        sum.add(Line::Unexplained, left_ns, false);
-                        sum.environment_ns += waited.environment_ns;
-                        continue;
+                self.one_way(request, &case.crossings, &mut explained.one_way_ns);
+                for interval in &self.chain(request, &case) {
+                    let part = self.part(request, &case, interval, &mut waits);
+                    whole.ledger += &part.ledger;
+                    whole.environment_ns += part.environment_ns;
+                    let took_ns = (interval.end - interval.start).cast_unsigned();
+                    if interval.label == DISPATCH && took_ns > LATENESS_NS_MAX && request.is_measured() {
+                        explained.late += &part.ledger;
                     }
-                    self.charge(request, std::slice::from_ref(interval), |_, charge| {
-                        sum.add(charge.line, charge.ns, self.is_environment(&charge));
-                    });
                 }
-                let incomplete = self.misses(request, Gaps::between);
-                (
-                    Row {
-                        stamps: *request,
-                        ledger: Some(sum.ledger),
-                        incomplete,
-                    },
-                    sum.environment_ns,
-                )
-            })
-            .unzip()
+                row.ledger = Some(whole.ledger);
+                row.incomplete = self.misses(request, Gaps::between);
+            }
+            explained.rows.push(row);
+            explained.environment_ns.push(whole.environment_ns);
+        }
+        explained
+    }
+
+    /// One interval of a request, split. `waits` keeps what is the same for all that wait.
+    fn part(
+        &self,
+        request: &RequestStamps,
+        case: &Case<'_>,
+        interval: &Interval,
+        waits: &mut HashMap<(u32, Option<u32>), Totals>,
+    ) -> Sum {
+        if let Some(key) = self.long_wait(request, case, interval) {
+            let totals = waits.entry(key).or_insert_with(|| self.totals(key));
+            let mut waited = totals.between(interval.start, interval.end);
+            let left_ns = (interval.end - interval.start).cast_unsigned() - waited.ledger.total_ns();
+            waited.add(Line::Unexplained, left_ns, false);
+            return waited;
+        }
+        let mut part = Sum::default();
+        self.charge(request, std::slice::from_ref(interval), |_, charge| {
+            part.add(charge.line, charge.ns, self.is_environment(&charge));
+        });
+        part
     }
 
     /// What the path took in a measured request, if it is one between two kernels.
@@ -762,8 +781,12 @@ fn ascending(rows: &[Row]) -> Vec<(u64, &Row, Ledger)> {
 pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnalysis {
     let damaged = std::mem::take(&mut recorded.damaged);
     let joined = Joined::build(manifest, recorded);
-    let mut one_way_ns = OneWays::new();
-    let (rows, environment_ns) = joined.rows(&mut one_way_ns);
+    let Explained {
+        rows,
+        environment_ns,
+        one_way_ns,
+        late,
+    } = joined.explained();
     let (mut outliers, mut lanes) = (Vec::new(), Vec::new());
     let (mut culprits, mut excess_ns) = (BTreeMap::new(), BTreeMap::new());
     let sorted = ascending(&rows);
@@ -794,6 +817,7 @@ pub(super) fn analyze(manifest: &Manifest, mut recorded: Recorded) -> TrialAnaly
     TrialAnalysis {
         trial: joined.trial,
         one_way_ns,
+        late,
         environment_ns,
         outliers,
         culprits,
@@ -826,7 +850,7 @@ pub(super) fn explain(
     numbers: &[u32],
 ) -> anyhow::Result<Vec<Story>> {
     let joined = Joined::build(manifest, recorded);
-    let (rows, _) = joined.rows(&mut OneWays::new());
+    let rows = joined.explained().rows;
     let baseline = baseline(&ascending(&rows));
     numbers
         .iter()

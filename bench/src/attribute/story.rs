@@ -101,6 +101,9 @@ impl Chain {
     }
 }
 
+/// Label of the interval from the intended start to the actual one.
+pub const DISPATCH: &str = "dispatch";
+
 /// The chain of one finished request, from its intended start to its last byte. The intervals join without gap or overlap.
 #[must_use]
 pub fn intervals(
@@ -119,7 +122,7 @@ pub fn intervals(
     };
     chain.to(
         client(request.start_ns),
-        "dispatch",
+        DISPATCH,
         Owner::Waiting {
             side: Side::Client,
             tid,

@@ -18,13 +18,14 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
 
 use super::{
     child,
     exchange::body,
     service::Service,
-    tls::{self, Identities},
+    tls::{self, Identities, TICKETS},
     worker::pin_thread,
 };
 use crate::plan::{
@@ -117,7 +118,7 @@ pub struct NginxSettings {
 #[derive(Debug)]
 pub struct Nginx {
     folder: PathBuf,
-    /// Files of private keys.
+    /// Files of private keys, and of that of the tickets.
     keys: Vec<String>,
     children: Vec<Child>,
     version: String,
@@ -136,7 +137,7 @@ impl Nginx {
         );
         let folder = settings.folder.join("nginx");
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-        let write = |name: &str, mode: u32, text: &str| {
+        let write = |name: &str, mode: u32, bytes: &[u8]| {
             let path = folder.join(name);
             let file = fs::OpenOptions::new()
                 .write(true)
@@ -144,17 +145,32 @@ impl Nginx {
                 .truncate(true)
                 .mode(mode)
                 .open(&path);
-            file.and_then(|mut file| io::Write::write_all(&mut file, text.as_bytes()))
+            file.and_then(|mut file| io::Write::write_all(&mut file, bytes))
                 .with_context(|| format!("write {}", path.display()))
         };
-        write("nginx.conf", 0o644, &text)?;
+        write("nginx.conf", 0o644, text.as_bytes())?;
         for (kind, identity) in &settings.identities {
             write(
                 &certificate_file(*kind),
                 0o644,
-                &pem("CERTIFICATE", &identity.certificate),
+                pem("CERTIFICATE", &identity.certificate).as_bytes(),
             )?;
-            write(&key_file(*kind), 0o600, &pem("PRIVATE KEY", &identity.key))?;
+            write(
+                &key_file(*kind),
+                0o600,
+                pem("PRIVATE KEY", &identity.key).as_bytes(),
+            )?;
+        }
+        let mut keys: Vec<String> = settings.identities.keys().map(|kind| key_file(*kind)).collect();
+        if settings
+            .services
+            .iter()
+            .any(|service| service.side_port.is_some())
+        {
+            let mut key = [0; TICKET_KEY_BYTES];
+            rand::rng().fill(&mut key);
+            write(TICKET_KEY, 0o600, &key)?;
+            keys.push(TICKET_KEY.to_owned());
         }
         let lengths = settings
             .services
@@ -162,10 +178,10 @@ impl Nginx {
             .map(|service| service.condition.response_bytes);
         let files: BTreeSet<u32> = lengths.filter(|bytes| *bytes > RESPONSE_BYTES_MIN).collect();
         for bytes in files {
-            write(&body_file(bytes), 0o644, &body(bytes))?;
+            write(&body_file(bytes), 0o644, body(bytes).as_bytes())?;
         }
         let mut nginx = Self {
-            keys: settings.identities.keys().map(|kind| key_file(*kind)).collect(),
+            keys,
             folder,
             children: Vec::new(),
             version: settings.program.version(),
@@ -317,11 +333,16 @@ fn group(arm: Arm) -> anyhow::Result<&'static str> {
     })
 }
 
-/// Everything that costs time on one side alone is off: tickets, resumption, access log, keep-alive.
+const CIPHER_SUITES: &str = "TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
+
+/// File of the key of session tickets, which all processes share, and its length.
+const TICKET_KEY: &str = "tickets.key";
+const TICKET_KEY_BYTES: usize = 80;
+
+/// Everything that costs time on one side alone is off: access log, keep-alive, and tickets and resumption where nothing is resumed.
 fn configuration(settings: &NginxSettings) -> anyhow::Result<String> {
     let mut servers = String::new();
     for service in &settings.services {
-        let listen = SocketAddr::new(settings.address, service.port);
         let group = group(service.arm())?;
         let condition = &service.condition;
         let (certificate, key) = (
@@ -338,12 +359,28 @@ fn configuration(settings: &NginxSettings) -> anyhow::Result<String> {
         } else {
             "keepalive_timeout 0;"
         };
-        write!(
-            servers,
-            "    server {{\n        listen {listen} ssl reuseport backlog=4096;\n        ssl_ecdh_curve {group};\n        \
-             ssl_certificate {certificate};\n        ssl_certificate_key {key};\n        {keep}\n        \
-             location / {{ {answer} }}\n    }}\n"
-        )?;
+        let mut server = |port: u16, tickets: &str| {
+            let listen = SocketAddr::new(settings.address, port);
+            write!(
+                servers,
+                "    server {{\n        listen {listen} ssl reuseport backlog=4096;\n        ssl_ecdh_curve {group};\n        \
+                 ssl_certificate {certificate};\n        ssl_certificate_key {key};\n        {tickets}{keep}\n        \
+                 location / {{ {answer} }}\n    }}\n"
+            )
+        };
+        if let Some(side_port) = service.side_port {
+            // Tickets are got before a trial and must outlast it. Commands replace those of the level above, all of them.
+            let taking = |tickets: usize| {
+                format!(
+                    "ssl_session_tickets on;\n        ssl_session_timeout 1d;\n        ssl_session_ticket_key {TICKET_KEY};\n        ssl_conf_command Ciphersuites \
+                     {CIPHER_SUITES};\n        ssl_conf_command NumTickets {tickets};\n        "
+                )
+            };
+            server(service.port, &taking(0))?;
+            server(side_port, &taking(TICKETS))?;
+        } else {
+            server(service.port, "")?;
+        }
     }
     Ok(format!(
         "# Written by pqtail {version}.\n\
@@ -353,7 +390,7 @@ fn configuration(settings: &NginxSettings) -> anyhow::Result<String> {
          tcp_nodelay on;\n    \
          client_body_temp_path {SPOOL};\n    proxy_temp_path {SPOOL};\n    fastcgi_temp_path {SPOOL};\n    \
          uwsgi_temp_path {SPOOL};\n    scgi_temp_path {SPOOL};\n    \
-         ssl_protocols TLSv1.3;\n    ssl_conf_command Ciphersuites TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256;\n    \
+         ssl_protocols TLSv1.3;\n    ssl_conf_command Ciphersuites {CIPHER_SUITES};\n    \
          ssl_conf_command NumTickets 0;\n    ssl_session_tickets off;\n    ssl_session_cache off;\n    ssl_early_data off;\n\
          {servers}}}\n",
         version = crate::VERSION,

@@ -25,7 +25,10 @@ use crate::{
     plan::{Arm, Cell, Plan, Trial, condition::Condition},
     record::{
         SCHEMA,
-        manifest::{Absent, CpuTicks, Host, MANIFEST, Manifest, ProbeStatus, Status, TrialRecord, recording},
+        manifest::{
+            Absent, CpuTicks, Host, MANIFEST, Manifest, ProbeStatus, SET_ASIDE, Status, TrialRecord,
+            recording,
+        },
         stamps::RequestStamps,
         stream::{Recording, StreamKind},
     },
@@ -39,6 +42,8 @@ pub struct RunOptions {
     pub plan: Plan,
     /// Whether to go on until the interval is narrow.
     pub until: Option<Until>,
+    /// A trial is run again, a few times at most, if the hypervisor took a larger share of a measured CPU, 0 to 1.
+    pub steal_share_max: Option<f64>,
     /// Folder of results folders.
     pub results: PathBuf,
     /// Who serves.
@@ -115,6 +120,10 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
         "--until is about a difference: name two arms"
     );
     ensure!(
+        options.steal_share_max.is_none() || options.hosts.is_none() || options.plan.probes,
+        "--steal-max on two hosts needs the recorder, which reads the server's /proc/stat: leave out --no-probes"
+    );
+    ensure!(
         options.faults.is_none() || options.server == ServerChoice::Embedded,
         "--faults are committed by the embedded server only: leave out --server"
     );
@@ -146,6 +155,8 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
         client: Host::default(),
         server: Host::default(),
         trials: Vec::new(),
+        steal_share_max: options.steal_share_max,
+        set_aside: Vec::new(),
     };
     manifest.write(&folder)?;
     let set_up = Ends::meet(options, &folder, interrupted)
@@ -177,9 +188,21 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
     let mut next = 0;
     while let Some(trial) = trials.get(next) {
         let result = run.trial(trial, trials.len(), interrupted);
-        next += 1;
+        let stop = run.reason_to_stop(interrupted);
+        let result = result.and_then(|record| {
+            let again = stop.is_none() && is_to_be_repeated(&manifest, &record);
+            if again {
+                run.tell_of_repetition(&manifest, &record);
+                set_aside(&folder, manifest.set_aside.len(), &record)?;
+            }
+            Ok((record, again))
+        });
         match result {
-            Ok(record) => manifest.trials.push(record),
+            Ok((record, true)) => manifest.set_aside.push(record),
+            Ok((record, false)) => {
+                manifest.trials.push(record);
+                next += 1;
+            }
             Err(error) => {
                 eprintln!("pqtail: {error:#}");
                 manifest.status = Status::Cut {
@@ -187,7 +210,7 @@ pub fn run(options: &RunOptions, interrupted: &AtomicBool) -> anyhow::Result<Pat
                 };
             }
         }
-        if let Some(reason) = run.reason_to_stop(interrupted) {
+        if let Some(reason) = stop {
             if !interrupted.load(Ordering::Relaxed) {
                 eprintln!("pqtail: {reason}");
             }
@@ -267,6 +290,50 @@ fn second_stage(manifest: &mut Manifest, until: Until, folder: &Path, quiet: boo
             "pqtail: after {stage} trials per arm: {} in all{capped}",
             plan.trials_per_arm
         );
+    }
+    Ok(())
+}
+
+/// So often a trial is run again at most: where steal is the rule, a run still ends, and its blocks stay close together.
+pub const REPEATS_MAX: usize = 3;
+
+/// Whether the hypervisor took too much of a trial's CPUs. Nothing of its latencies is looked at, or trials would be chosen by their
+/// result.
+fn is_to_be_repeated(manifest: &Manifest, record: &TrialRecord) -> bool {
+    let share = manifest.steal_share(record);
+    let is_too_much = manifest
+        .steal_share_max
+        .zip(share)
+        .is_some_and(|(most, share)| share > most);
+    let same = manifest
+        .set_aside
+        .iter()
+        .filter(|each| each.trial == record.trial);
+    is_too_much && same.count() < REPEATS_MAX
+}
+
+/// Moves a trial's recordings out of the way of those of its repetition. `number` tells those of a run apart.
+fn set_aside(folder: &Path, number: usize, record: &TrialRecord) -> anyhow::Result<()> {
+    let streams = [
+        (Path::new(CLIENT_STAMPS), stream_name::REQUESTS),
+        (Path::new(SERVER_STAMPS), stream_name::CONNECTIONS),
+    ];
+    let kernels = record
+        .kernel
+        .keys()
+        .map(|folder| (Path::new(folder), stream_name::KERNEL));
+    for (recorded, stream) in streams.into_iter().chain(kernels) {
+        let recorded = folder.join(recorded);
+        let from = recording(&recorded, stream, record.trial.index);
+        if !from.exists() {
+            continue;
+        }
+        let aside = recorded.join(SET_ASIDE);
+        let name = from.file_name().unwrap_or_default();
+        let to = aside.join(format!("{number:03}-{}", name.display()));
+        fs::create_dir_all(&aside)
+            .and_then(|()| fs::rename(&from, &to))
+            .with_context(|| format!("set aside {}: move it to {}", from.display(), to.display()))?;
     }
     Ok(())
 }
@@ -428,6 +495,16 @@ impl Run {
         let mut from_server: Vec<PathBuf> = has_connections.then_some(connections).into_iter().collect();
         from_server.extend(has_kernel.then(|| kernel(&self.ends.server_at)));
         self.ends.fetch(&from_client, &from_server, &self.folder)
+    }
+
+    fn tell_of_repetition(&self, manifest: &Manifest, record: &TrialRecord) {
+        if let Some(share) = manifest.steal_share(record).filter(|_| !self.quiet) {
+            eprintln!(
+                "pqtail: the hypervisor took {:.1} % of a CPU in trial {}: it is set aside and run again",
+                share * 100.0,
+                record.trial.index
+            );
+        }
     }
 
     /// Why a run that goes well must end before its plan does.
@@ -640,11 +717,13 @@ fn require_able(server: &ServerChoice, condition: &Condition) -> anyhow::Result<
         ),
         ("certificate", condition.certificate != plain.certificate),
         ("cipher-suite", condition.cipher_suite != plain.cipher_suite),
+        ("known-shift", condition.server_extra_ns > 0),
     ];
     // What nginx is configured for; of an adopted server nothing is known.
     let able: &[&str] = match server {
         ServerChoice::Embedded => return Ok(()),
         ServerChoice::Nginx { .. } => &[
+            "resumed",
             "response-bytes",
             "requests-per-connection",
             "certificate",
@@ -657,7 +736,7 @@ fn require_able(server: &ServerChoice, condition: &Condition) -> anyhow::Result<
         .find(|(name, asked)| *asked && !able.contains(name))
     {
         Some((name, _)) => bail!(
-            "the scenario sets {name}, which takes a server of our own: take --server embedded, or a scenario without it"
+            "{name} is set, which takes a server of our own: take --server embedded, or a scenario without it"
         ),
         None => Ok(()),
     }
@@ -769,7 +848,13 @@ fn show(plan: &Plan, trial: &Trial, of: usize, progress: &Progress) {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::plan::Arrivals;
+    use crate::{
+        plan::Arrivals,
+        record::{
+            manifest::{CpuTickRow, KernelRecord},
+            stream::Written,
+        },
+    };
 
     pub(in crate::collect) fn options() -> RunOptions {
         RunOptions {
@@ -789,6 +874,7 @@ pub(super) mod tests {
                 first_stage: None,
             },
             until: None,
+            steal_share_max: None,
             results: PathBuf::new(),
             server: ServerChoice::Embedded,
             hosts: None,
@@ -803,6 +889,85 @@ pub(super) mod tests {
             faults: None,
             quiet: true,
         }
+    }
+
+    fn record(index: u32) -> TrialRecord {
+        serde_json::from_value(serde_json::json!({
+            "trial": { "index": index, "block": 0, "arm": "x25519", "seed": 1 }, "begin_ns": 0,
+            "requests": Written::default(), "connections": Written::default(),
+            "kernel": { "raw/host": KernelRecord::default() }, "client_cpu_ns": 0, "server_cpu_ns": 0,
+            "client_stat": CpuTicks::default(), "server_stat": CpuTicks::default()
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_trial_is_run_again_for_its_steal_alone_and_not_for_ever() {
+        let end = |cpu| Host {
+            cpus: vec![cpu],
+            ..Host::default()
+        };
+        let mut manifest = Manifest {
+            schema: SCHEMA,
+            pqtail: String::new(),
+            begun: String::new(),
+            plan: options().plan,
+            status: Status::Running,
+            client: end(0),
+            server: end(1),
+            trials: Vec::new(),
+            steal_share_max: None,
+            set_aside: Vec::new(),
+        };
+        let stolen = |steal| {
+            let row = CpuTickRow {
+                user: 95,
+                steal,
+                ..CpuTickRow::default()
+            };
+            let stat = CpuTicks {
+                tick_ns: 10_000_000,
+                cpus: BTreeMap::from([(0, row), (1, row)]),
+            };
+            TrialRecord {
+                client_stat: stat.clone(),
+                server_stat: stat,
+                ..record(7)
+            }
+        };
+        assert!(!is_to_be_repeated(&manifest, &stolen(5)), "nobody asked for it");
+        manifest.steal_share_max = Some(0.04);
+        assert!(is_to_be_repeated(&manifest, &stolen(5)));
+        assert!(!is_to_be_repeated(&manifest, &stolen(3)));
+        assert!(
+            !is_to_be_repeated(&manifest, &record(7)),
+            "its steal is not known"
+        );
+        manifest.set_aside = vec![record(6), stolen(5), stolen(5)];
+        assert!(is_to_be_repeated(&manifest, &stolen(5)));
+        manifest.set_aside.push(stolen(5));
+        assert!(!is_to_be_repeated(&manifest, &stolen(5)));
+    }
+
+    #[test]
+    fn recordings_that_are_set_aside_make_room_and_stay_readable() {
+        let folder = tempfile::tempdir().unwrap();
+        let client = folder.path().join(CLIENT_STAMPS);
+        let host = folder.path().join("raw/host");
+        for (number, text) in ["first", "second"].into_iter().enumerate() {
+            for (of, stream) in [(&client, stream_name::REQUESTS), (&host, stream_name::KERNEL)] {
+                fs::create_dir_all(of).unwrap();
+                fs::write(recording(of, stream, 7), text).unwrap();
+            }
+            // No server of ours: it has no recording to move.
+            set_aside(folder.path(), number, &record(7)).unwrap();
+            for of in [&client, &host] {
+                let mut names = fs::read_dir(of.join(SET_ASIDE)).unwrap();
+                assert!(names.any(|entry| fs::read_to_string(entry.unwrap().path()).unwrap() == text));
+                assert_eq!(fs::read_dir(of).unwrap().count(), 1, "only the folder is left");
+            }
+        }
+        assert_eq!(fs::read_dir(host.join(SET_ASIDE)).unwrap().count(), 2);
     }
 
     #[test]

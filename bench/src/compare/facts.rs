@@ -103,7 +103,7 @@ const PROBE: &str = "probe ";
 
 fn facts(manifest: &Value) -> Facts {
     let mut facts = Facts::new();
-    for name in ["begun", "pqtail", "schema"] {
+    for name in ["begun", "pqtail", "schema", "steal_share_max"] {
         flatten(name, &manifest[name], &mut |name, value| {
             facts.insert((Of::Run, name), value);
         });
@@ -113,6 +113,8 @@ fn facts(manifest: &Value) -> Facts {
     }
     let trials = manifest["trials"].as_array().map_or(0, Vec::len);
     facts.insert((Of::Run, "trials that ended".to_owned()), trials.to_string());
+    let set_aside = manifest["set_aside"].as_array().map_or(0, Vec::len);
+    facts.insert((Of::Run, "trials set aside".to_owned()), set_aside.to_string());
     flatten("", &with_defaults(&manifest["plan"]), &mut |name, value| {
         facts.insert((Of::Plan, name), value);
     });

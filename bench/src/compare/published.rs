@@ -53,6 +53,7 @@ struct Condition {
 struct Cell {
     name: String,
     saturated: Option<String>,
+    disturbed: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -210,10 +211,11 @@ impl Run {
         names
     }
 
-    /// Why an arm's figures are those of a saturated side, if they are: a sweep over rates may be valid and have such arms.
-    pub(super) fn saturation(&self, arm: &str) -> Option<&str> {
+    /// Why an arm's figures are not to be quoted, if so: a sweep over rates may be valid and have such arms.
+    pub(super) fn unquotable(&self, arm: &str) -> Option<&str> {
         let mut cells = self.summary.conditions.iter().flat_map(|each| &each.cells);
-        cells.find(|cell| cell.name == arm)?.saturated.as_deref()
+        let cell = cells.find(|cell| cell.name == arm)?;
+        cell.saturated.as_deref().or(cell.disturbed.as_deref())
     }
 
     /// Arms with what they are compared with, in the order of the differences.

@@ -23,6 +23,9 @@ pub const MSS: (u16, u16) = (88, 32_767);
 /// With more loss than this hardly any exchange ends within its time-out.
 pub const LOSS_MAX: f64 = 0.5;
 
+/// More added computing than this would be the whole of an exchange, ns.
+pub const EXTRA_NS_MAX: u64 = 1_000_000_000;
+
 /// One setting of all that can be varied. The default asks for nothing out of the ordinary.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -181,6 +184,11 @@ impl Condition {
         ensure!(
             self.held_rate_hz == 0.0 || self.held_connections > 0,
             "held-rate needs connections to send on: set held-connections"
+        );
+        ensure!(
+            self.server_extra_ns <= EXTRA_NS_MAX,
+            "the server adds {} ns to each handshake: it must be {EXTRA_NS_MAX} at most",
+            self.server_extra_ns
         );
         ensure!(
             !self.early_data || self.resumed > 0.0,

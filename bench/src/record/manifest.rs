@@ -36,6 +36,36 @@ pub struct Manifest {
     pub server: Host,
     /// Trials that ran to their end, in order, with what was recorded of each.
     pub trials: Vec<TrialRecord>,
+    /// A trial was set aside and run again if [`Manifest::steal_share`] was more than this, 0 to 1; `None` if that was not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steal_share_max: Option<f64>,
+    /// Those trials, in order. Their recordings are kept in folders called [`SET_ASIDE`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub set_aside: Vec<TrialRecord>,
+}
+
+/// Folder beside recordings for those of trials that were run again.
+pub const SET_ASIDE: &str = "set-aside";
+
+impl Manifest {
+    /// The share, 0 to 1, of the time in which a measured CPU had work that went to the hypervisor instead, over a trial, of the CPU
+    /// that lost most, by /proc/stat. Of that time and not of all, because a CPU is only missed while it has work, and the arm that
+    /// computes more would otherwise be found to lose more. `None` where /proc/stat of a measured CPU is not known.
+    #[must_use]
+    pub fn steal_share(&self, record: &TrialRecord) -> Option<f64> {
+        let ends = [
+            (&self.client, &record.client_stat),
+            (&self.server, &record.server_stat),
+        ];
+        let mut most = 0.0_f64;
+        for (host, ticks) in ends {
+            for cpu in &host.cpus {
+                let row = ticks.cpus.get(cpu)?;
+                most = most.max(row.steal as f64 / row.wanted().max(1) as f64);
+            }
+        }
+        Some(most)
+    }
 }
 
 /// How a run ended.
@@ -210,6 +240,15 @@ pub struct CpuTickRow {
     pub steal: u64,
 }
 
+impl CpuTickRow {
+    /// All but idle.
+    #[must_use]
+    pub fn wanted(&self) -> u64 {
+        let columns = [self.user, self.system, self.interrupts, self.steal];
+        columns.into_iter().fold(0, u64::saturating_add)
+    }
+}
+
 /// What one kernel's recording of one trial holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelRecord {
@@ -325,6 +364,45 @@ pub fn recording(folder: &Path, stream: &str, trial: u32) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_share_of_steal_is_that_of_the_measured_cpu_that_lost_most_and_may_be_unknown() {
+        let manifest = parse(|json| {
+            json["client"]["cpus"] = serde_json::json!([0]);
+            json["server"]["cpus"] = serde_json::json!([1]);
+        });
+        let manifest = manifest.unwrap();
+        let row = |idle, steal| CpuTickRow {
+            user: 10,
+            idle,
+            steal,
+            ..CpuTickRow::default()
+        };
+        let stat = CpuTicks {
+            tick_ns: 10_000_000,
+            // CPU 2 is nobody's.
+            cpus: BTreeMap::from([(0, row(89, 1)), (1, row(88, 2)), (2, row(0, 90))]),
+        };
+        let record = TrialRecord {
+            client_stat: stat.clone(),
+            server_stat: stat,
+            ..serde_json::from_value(serde_json::json!({
+                "trial": { "index": 0, "block": 0, "arm": "x25519", "seed": 1 }, "begin_ns": 0,
+                "requests": Written::default(), "connections": Written::default(), "kernel": {},
+                "client_cpu_ns": 0, "server_cpu_ns": 0,
+                "client_stat": CpuTicks::default(), "server_stat": CpuTicks::default()
+            }))
+            .unwrap()
+        };
+        let share = manifest.steal_share(&record).unwrap();
+        assert!((share - 2.0 / 12.0).abs() < 1e-9, "{share}");
+        let nothing = TrialRecord {
+            client_stat: CpuTicks::default(),
+            server_stat: CpuTicks::default(),
+            ..record
+        };
+        assert_eq!(manifest.steal_share(&nothing), None);
+    }
 
     fn parse(change: impl Fn(&mut serde_json::Value)) -> anyhow::Result<Manifest> {
         let host = serde_json::json!({

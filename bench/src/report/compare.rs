@@ -148,13 +148,8 @@ fn against(page: &mut Page, pair: &Pair) {
             "both are the same run, by its begin and seed: no difference between them is evidence of anything",
         );
     }
-    for why in &pair.saturated {
-        page.wrapped_styled(
-            RED,
-            "  SATURATED".len(),
-            "  SATURATED ",
-            &format!("{why}. Its figures measure a queue: do not quote them."),
-        );
+    for why in &pair.unquotable {
+        page.wrapped_styled(RED, "  NOT TO BE QUOTED".len(), "  NOT TO BE QUOTED ", why);
     }
     for note in &pair.not_compared {
         page.wrapped("  not compared: ", note);

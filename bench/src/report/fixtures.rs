@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::summary::{
-    ArmSummary, BudgetRow, ClockSummary, Decomposition, Difference, Evidence, HostSummary, Lane, LaneMark,
-    LaneSpan, LossSummary, NullSummary, OneWay, Outlier, Percentiles, SUMMARY_SCHEMA, StealSummary, Summary,
-    SwimLanes, TrialSummary, Verdict,
+    ArmSummary, BudgetRow, CellSummary, ClockSummary, ConditionSummary, Decomposition, Difference, Effect,
+    Evidence, HostSummary, Lane, LaneMark, LaneSpan, LossSummary, NullSummary, OneWay, Outlier, Percentiles,
+    SUMMARY_SCHEMA, SetAside, ShiftSummary, StealSummary, Summary, SwimLanes, TrialSummary, Verdict,
 };
 use crate::{
     attribute::ledger::{Ledger, Line, Segment, Side, ThreadLine},
-    plan::{Arm, Arrivals, Plan},
+    plan::{Arm, Arrivals, Cell, Plan, condition::Condition},
     record::manifest::{ProbeStatus, Status},
 };
 
@@ -106,6 +106,7 @@ fn arm(shift_ns: u64, tail_ns: u64, first_trial: u32) -> ArmSummary {
             trial: first_trial + number * 2,
             requests: 8_990 + u64::from(number),
             percentiles_ns: each,
+            counterfactual_ns: each,
         }
     };
     ArmSummary {
@@ -360,14 +361,18 @@ pub(super) fn two_arms() -> Sample {
     let [old, new] = names.map(|arm| arm.name().to_owned());
     let outliers = outliers();
     let lanes = outliers[..4].iter().map(swim_lanes).collect();
-    let difference = |statistic, ns: i64, half: i64| Difference {
-        arm: new.clone(),
-        baseline: old.clone(),
-        statistic,
+    let effect = |ns: i64, half: i64| Effect {
         difference_ns: ns,
         blocks: 5,
         interval_ns: Some((ns - half, ns + half)),
         detectable_ns: Some(half.unsigned_abs() * 13 / 10),
+    };
+    let difference = |statistic, ns: i64, half: i64| Difference {
+        arm: new.clone(),
+        baseline: old.clone(),
+        statistic,
+        effect: effect(ns, half),
+        without_environment: Some(effect(ns * 9 / 10, half / 3)),
     };
     let decomposition = |statistic, lines: &[(&'static str, i64)]| Decomposition {
         arm: new.clone(),
@@ -437,6 +442,14 @@ pub(super) fn two_arms() -> Sample {
                 false_alarms: 9,
             })
             .to_vec(),
+        known_shifts: vec![ShiftSummary {
+            arm: Arm::X25519.name().to_owned(),
+            shift_ns: 50_000,
+            effect: effect(51_300, 2_100),
+            comparisons: 200,
+            blocks_each: 5,
+            covered: 188,
+        }],
         decomposition: vec![
             decomposition(
                 "p50",
@@ -520,6 +533,12 @@ pub(super) fn two_arms() -> Sample {
                 ring_used_max: 0.31,
             },
         )]),
+        set_aside: Some(SetAside {
+            steal_share_max: 0.07,
+            trials: BTreeMap::from([(old, 2), (new, 1)]),
+            kept: 1,
+            unknown: 0,
+        }),
         steal: BTreeMap::from([(
             "raw/client".to_owned(),
             StealSummary {
@@ -597,6 +616,7 @@ pub(super) fn empty() -> Sample {
     sample.summary.status = Status::Running;
     sample.summary.differences.clear();
     sample.summary.null.clear();
+    sample.summary.known_shifts.clear();
     sample.summary.decomposition.clear();
     sample.summary.tail_budget.clear();
     sample.summary.losses.clear();
@@ -637,10 +657,65 @@ pub(super) fn seven_arms() -> Sample {
             let mut more = sample.summary.differences[..5].to_vec();
             for difference in &mut more {
                 difference.arm = each.name().to_owned();
-                difference.interval_ns = None;
+                difference.effect.interval_ns = None;
             }
             sample.summary.differences.extend(more);
         }
+    }
+    sample
+}
+
+/// Two arms under two conditions; under the second, which makes everything slower, no difference is shown and one arm is disturbed.
+pub(super) fn sweep() -> Sample {
+    let mut sample = two_arms();
+    let summary = &mut sample.summary;
+    let large = Condition {
+        response_bytes: 1_000_000,
+        ..Condition::default()
+    };
+    summary.plan.conditions.push(large);
+    let plan = summary.plan.clone();
+    let arms = std::mem::take(&mut summary.arms);
+    let differences = std::mem::take(&mut summary.differences);
+    for condition in 0..2 {
+        let name = |arm| plan.cell_name(Cell { condition, arm });
+        let mut cells = Vec::new();
+        for arm in [Arm::X25519, Arm::X25519mlkem768] {
+            let mut of_cell = arms[arm.name()].clone();
+            arm.name().clone_into(&mut of_cell.arm);
+            of_cell.condition = plan.condition_name(condition);
+            summary.arms.insert(name(arm), of_cell);
+            let is_disturbed = condition == 1 && arm == Arm::X25519mlkem768;
+            cells.push(CellSummary {
+                name: name(arm),
+                arm: arm.name().to_owned(),
+                achieved_hz: 299.0,
+                client_busy: Some(0.4),
+                server_busy: None,
+                lateness_p99_ns: 2_100_000,
+                saturated: None,
+                disturbed: is_disturbed.then(|| "requests start up to 2.1 ms late (p99)".to_owned()),
+                late_by: is_disturbed.then_some(("client.steal", 0.71)),
+            });
+        }
+        for difference in &differences {
+            let mut difference = difference.clone();
+            difference.arm = name(Arm::X25519mlkem768);
+            difference.baseline = name(Arm::X25519);
+            for effect in std::iter::once(&mut difference.effect).chain(&mut difference.without_environment) {
+                if condition == 1 {
+                    effect.difference_ns = -9_000;
+                    effect.interval_ns = Some((-40_000, 22_000));
+                }
+            }
+            summary.differences.push(difference);
+        }
+        summary.conditions.push(ConditionSummary {
+            name: plan.condition_name(condition),
+            rate_hz: 300.0,
+            condition: plan.conditions[condition as usize].clone(),
+            cells,
+        });
     }
     sample
 }

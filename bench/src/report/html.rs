@@ -8,7 +8,7 @@ use std::{cmp::Reverse, fmt::Write as _};
 
 use self::svg::{escape, put};
 use super::{
-    summary::{ArmSummary, Outlier, Summary, SwimLanes},
+    summary::{ArmSummary, Effect, Outlier, Summary, SwimLanes},
     text::{self, STATISTICS, Unit},
 };
 
@@ -44,7 +44,12 @@ pub fn render(summary: &Summary, outliers: &[Outlier], swim_lanes: &[SwimLanes])
         section(
             out,
             "Conditions",
-            "What each arm adds to the baseline, the first of its condition, with the 95 % interval over trials.",
+            if summary.plan.probes {
+                "What each arm adds to the baseline, the first of its condition, at the median, with the 95 % interval over trials; \
+                 thin: the same without environment causes."
+            } else {
+                "What each arm adds to the baseline, the first of its condition, at the median, with the 95 % interval over trials."
+            },
         );
         charts::effects(out, summary);
         sweep(out, summary);
@@ -53,6 +58,7 @@ pub fn render(summary: &Summary, outliers: &[Outlier], swim_lanes: &[SwimLanes])
     comparison(out, summary, &arms);
     differences(out, summary);
     null(out, summary);
+    known_shifts(out, summary);
 
     // More lines than there are colours tell nothing apart.
     let is_sweep = arms.len() > ARMS_MAX;
@@ -232,10 +238,15 @@ fn sweep(out: &mut String, summary: &Summary) {
     let unit = Unit::of(summary);
     put!(
         out,
-        "<div class=\"scroll\"><table><tr><th>condition</th><th>arm</th><th class=\"n\">requests</th><th class=\"n\">p50, {}</th>\
-         <th class=\"n\">p99</th><th class=\"n\">p50 \u{2212} baseline</th><th class=\"n\">p99 \u{2212} baseline</th>\
+        "<div class=\"scroll\"><table><tr><th>condition</th><th>arm</th><th class=\"n\">requests</th><th class=\"n\">p50, {0}</th>\
+         <th class=\"n\">p99</th><th class=\"n\">p50 \u{2212} baseline</th>{1}<th class=\"n\">p99 \u{2212} baseline</th>{1}\
          <th class=\"n\">requests/s</th><th class=\"n\">client busy</th><th class=\"n\">server busy</th><th></th></tr>",
-        unit.name
+        unit.name,
+        if summary.plan.probes {
+            "<th class=\"n\">without environment causes</th>"
+        } else {
+            ""
+        }
     );
     let busy = |share: Option<f64>| share.map_or("\u{2013}".to_owned(), text::percent);
     for condition in &summary.conditions {
@@ -243,29 +254,42 @@ fn sweep(out: &mut String, summary: &Summary) {
             let Some(arm) = summary.arms.get(&cell.name) else {
                 continue;
             };
+            let effects = |statistic| {
+                let difference = text::difference_of(summary, &cell.name, statistic);
+                let effect = text::with_interval(difference.map(|each| each.effect), unit);
+                let mut cells = format!("<td class=\"n\">{effect}</td>");
+                if summary.plan.probes {
+                    let without = difference.and_then(|each| each.without_environment);
+                    let effect = text::with_interval(without, unit);
+                    put!(cells, "<td class=\"n dim\">{effect}</td>");
+                }
+                cells
+            };
             put!(
                 out,
                 "<tr><td class=\"name\">{}</td><td class=\"name\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
-                 <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{:.0} of {}</td>\
+                 <td class=\"n\">{}</td>{}{}<td class=\"n\">{:.0} of {}</td>\
                  <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"keep dim\">{}</td></tr>",
                 escape(&condition.name),
                 escape(&cell.arm),
                 text::count(arm.requests),
                 unit.plain(arm.percentiles_ns.p50),
                 unit.plain(arm.percentiles_ns.p99),
-                text::with_interval(summary, &cell.name, "p50", unit),
-                text::with_interval(summary, &cell.name, "p99", unit),
+                effects("p50"),
+                effects("p99"),
                 cell.achieved_hz,
                 condition.rate_hz,
                 busy(cell.client_busy),
                 busy(cell.server_busy),
-                cell.saturated
-                    .as_deref()
-                    .map_or(String::new(), |why| format!("not to be quoted: {}", escape(why)))
+                escape(&text::not_to_be_quoted(cell).unwrap_or_default())
             );
         }
     }
     out.push_str("</table></div>");
+    for (arm, shares) in text::shares(summary) {
+        let what = text::shares_of(arm, summary);
+        put!(out, "<p><b>{}</b>: {}</p>", escape(&what), escape(&shares));
+    }
 }
 
 fn differences(out: &mut String, summary: &Summary) {
@@ -279,22 +303,24 @@ fn differences(out: &mut String, summary: &Summary) {
          <th class=\"n\">difference</th><th class=\"n\">95 % interval over trials</th><th></th></tr>",
         unit.name
     );
-    for difference in &summary.differences {
-        let interval = difference
-            .interval_ns
-            .map_or("\u{2013}".to_owned(), |(low_ns, high_ns)| {
-                format!("[{}, {}]", unit.signed(low_ns), unit.signed(high_ns))
-            });
+    let mut row = |class: &str, what: &str, statistic: &str, effect: &Effect| {
         put!(
             out,
-            "<tr><td class=\"name\">{} \u{2212} {}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{interval}</td>\
+            "<tr{class}><td class=\"name\">{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
              <td class=\"keep dim\">{}</td></tr>",
-            escape(&difference.arm),
-            escape(&difference.baseline),
-            escape(difference.statistic),
-            unit.signed(difference.difference_ns),
-            escape(&text::shown(difference))
+            escape(what),
+            escape(statistic),
+            unit.signed(effect.difference_ns),
+            text::interval(effect, unit, "\u{2013}"),
+            escape(&text::shown(effect))
         );
+    };
+    for difference in &summary.differences {
+        let arms = format!("{} \u{2212} {}", difference.arm, difference.baseline);
+        row("", &arms, difference.statistic, &difference.effect);
+        if let Some(effect) = &difference.without_environment {
+            row(" class=\"sub\"", "\u{2003}without environment causes", "", effect);
+        }
     }
     out.push_str("</table></div>");
 }
@@ -316,6 +342,36 @@ fn null(out: &mut String, summary: &Summary) {
             escape(each.statistic),
             each.comparisons,
             each.false_alarms
+        );
+    }
+    out.push_str("</table></div>");
+}
+
+fn known_shifts(out: &mut String, summary: &Summary) {
+    if summary.known_shifts.is_empty() {
+        return;
+    }
+    let unit = Unit::of(summary);
+    put!(
+        out,
+        "<h3>Known computing added to the server, found again</h3><p class=\"note\">At the median: intervals over a few of the blocks, \
+         drawn again and again; nominally 95 % hold what was added.</p><div class=\"scroll\"><table><tr><th>arm</th>\
+         <th class=\"n\">added, {0}</th><th class=\"n\">found</th><th class=\"n\">95 % interval over all blocks</th>\
+         <th class=\"n\">comparisons</th><th class=\"n\">blocks each</th><th class=\"n\">hold it</th></tr>",
+        unit.name
+    );
+    for each in &summary.known_shifts {
+        put!(
+            out,
+            "<tr><td class=\"name\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
+             <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+            escape(&each.arm),
+            unit.signed(each.shift_ns.cast_signed()),
+            unit.signed(each.effect.difference_ns),
+            text::interval(&each.effect, unit, "\u{2013}"),
+            each.comparisons,
+            each.blocks_each,
+            each.covered
         );
     }
     out.push_str("</table></div>");
@@ -613,13 +669,14 @@ mod tests {
         render(&sample.summary, &sample.outliers, &sample.lanes)
     }
 
-    fn samples() -> [Sample; 5] {
+    fn samples() -> [Sample; 6] {
         [
             fixtures::two_arms(),
             fixtures::invalid(),
             fixtures::empty(),
             fixtures::one_arm(),
             fixtures::seven_arms(),
+            fixtures::sweep(),
         ]
     }
 
@@ -680,6 +737,9 @@ mod tests {
         let mut sample = fixtures::two_arms();
         assert!(page(&sample).contains("without environment causes"));
         sample.summary.plan.probes = false;
+        for difference in &mut sample.summary.differences {
+            difference.without_environment = None;
+        }
         assert!(!page(&sample).contains("without environment causes"));
     }
 

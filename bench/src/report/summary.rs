@@ -8,6 +8,7 @@ use crate::{
     attribute::ledger::{Ledger, Line},
     plan::{Plan, condition::Condition},
     record::manifest::{ProbeStatus, Status},
+    statistics::interval::Estimate,
 };
 
 /// Version of `summary.json`.
@@ -40,6 +41,8 @@ pub struct Summary {
     pub differences: Vec<Difference>,
     /// Every arm against itself, where it has trials enough ([`crate::statistics::null`]).
     pub null: Vec<NullSummary>,
+    /// Known computing that the server added ([`Condition::server_extra_ns`]) against none, where there are trials enough.
+    pub known_shifts: Vec<ShiftSummary>,
     /// The differences split by cause.
     pub decomposition: Vec<Decomposition>,
     /// Excess of the outliers by cause, per arm, greatest first.
@@ -52,6 +55,21 @@ pub struct Summary {
     pub clock: ClockSummary,
     /// What the hypervisor took from the measured CPUs over all trials, by host folder, where it says so.
     pub steal: BTreeMap<String, StealSummary>,
+    /// What was run again because of that; `None` if it was not asked for.
+    pub set_aside: Option<SetAside>,
+}
+
+/// Trials that were run again because the hypervisor took too much of a measured CPU: for no other reason, and not by their latencies.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SetAside {
+    /// More than this was too much, 0 to 1 ([`crate::record::manifest::Manifest::steal_share`]).
+    pub steal_share_max: f64,
+    /// How many of each arm, by its key in [`Summary::arms`]; none are not listed.
+    pub trials: BTreeMap<String, u32>,
+    /// Trials of which more was taken and that were kept, because they had been run again often enough.
+    pub kept: u32,
+    /// Trials of which it is not known how much was taken.
+    pub unknown: u32,
 }
 
 /// Two witnesses of the same steal.
@@ -144,8 +162,11 @@ pub struct CellSummary {
     pub lateness_p99_ns: u64,
     /// Why its figures are not to be quoted, if so: which side is saturated, by what evidence.
     pub saturated: Option<String>,
-    /// The line on which most of all latency lies, and its share, 0 to 1.
-    pub chief: Option<(&'static str, f64)>,
+    /// Why its figures are not to be quoted although no side is saturated, if so: what the hypervisor took made requests late.
+    pub disturbed: Option<String>,
+    /// The line on which most of the time lies by which late requests that ended well started late, and its share, 0 to 1; `None` if
+    /// none did ([`crate::verdict::LATENESS_NS_MAX`]).
+    pub late_by: Option<(&'static str, f64)>,
 }
 
 /// One arm under one condition.
@@ -227,6 +248,33 @@ pub struct TrialSummary {
     pub requests: u64,
     /// Latency from the intended start.
     pub percentiles_ns: Percentiles,
+    /// See [`ArmSummary::counterfactual_ns`].
+    pub counterfactual_ns: Percentiles,
+}
+
+/// How much a figure differs, over blocks of trials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Effect {
+    /// Difference, ns.
+    pub difference_ns: i64,
+    /// Blocks of trials that it is made from, each with a trial of both sides.
+    pub blocks: u32,
+    /// 95 % interval over blocks, ns ([`crate::statistics::interval`]); `None` with fewer than two.
+    pub interval_ns: Option<(i64, i64)>,
+    /// The smallest true difference, ns, that so many blocks of this spread show in 80 of 100 runs; `None` with fewer than two.
+    pub detectable_ns: Option<u64>,
+}
+
+impl From<Estimate> for Effect {
+    /// Of figures in ns.
+    fn from(estimate: Estimate) -> Self {
+        Self {
+            difference_ns: estimate.mean.round() as i64,
+            blocks: estimate.blocks,
+            interval_ns: estimate.interval_ns(),
+            detectable_ns: estimate.detectable_ns(),
+        }
+    }
 }
 
 /// One statistic of one arm minus the first arm's.
@@ -238,14 +286,29 @@ pub struct Difference {
     pub baseline: String,
     /// `mean`, `p50`, `p95`, `p99` or `p99.9`.
     pub statistic: &'static str,
-    /// Difference, ns.
-    pub difference_ns: i64,
-    /// Blocks of trials that it is made from, each with a trial of both arms.
-    pub blocks: u32,
-    /// 95 % interval over blocks, ns ([`crate::statistics::interval`]); `None` with fewer than two.
-    pub interval_ns: Option<(i64, i64)>,
-    /// The smallest true difference, ns, that so many blocks of this spread show in 80 of 100 runs; `None` with fewer than two.
-    pub detectable_ns: Option<u64>,
+    /// Of the latencies from the intended start.
+    #[serde(flatten)]
+    pub effect: Effect,
+    /// The same of what is left of them without environment causes ([`ArmSummary::counterfactual_ns`]); `None` without probes.
+    pub without_environment: Option<Effect>,
+}
+
+/// The median of one arm with a known shift against the same arm without ([`crate::statistics::null::covered`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ShiftSummary {
+    /// The arm without it, by its key in [`Summary::arms`].
+    pub arm: String,
+    /// Computing that the server added to each handshake, ns.
+    pub shift_ns: u64,
+    /// What was measured of it at the median, over all blocks.
+    #[serde(flatten)]
+    pub effect: Effect,
+    /// Comparisons that were cut from those blocks.
+    pub comparisons: u32,
+    /// Blocks of each comparison.
+    pub blocks_each: u32,
+    /// How many comparisons' intervals held the shift: nominally 19 in 20.
+    pub covered: u32,
 }
 
 /// One statistic of one arm against itself.

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{
-    summary::{BudgetRow, Outlier, Summary, SwimLanes},
+    summary::{BudgetRow, Effect, Outlier, Summary, SwimLanes},
     text::{self, STATISTICS, Unit},
 };
 use crate::{
@@ -51,11 +51,13 @@ pub fn render(summary: &Summary, outliers: &[Outlier], results: &str, colour: bo
         // One table instead of many: the page and summary.json have for each condition what a single one has here.
         sweep(&mut page, summary);
         null(&mut page, summary);
+        known_shifts(&mut page, summary);
         trials(&mut page, summary);
     } else {
         comparison(&mut page, summary);
         differences(&mut page, summary);
         null(&mut page, summary);
+        known_shifts(&mut page, summary);
         trials(&mut page, summary);
         decomposition(&mut page, summary);
         one_way(&mut page, summary);
@@ -208,7 +210,14 @@ fn verdicts(page: &mut Page, summary: &Summary) {
         page.wrapped("  ", &status);
     }
     for verdict in failed {
-        page.styled(RED, &format!("  FAILED  {}  ({})", verdict.rule, verdict.figure));
+        const LEAD: &str = "  FAILED  ";
+        let marked = LEAD.len() + verdict.rule.len();
+        page.wrapped_styled(
+            RED,
+            marked,
+            LEAD,
+            &format!("{} ({})", verdict.rule, verdict.figure),
+        );
         page.wrapped("          ", &verdict.text);
     }
     if !passed.is_empty() {
@@ -284,29 +293,35 @@ fn differences(page: &mut Page, summary: &Summary) {
     let unit = Unit::of(summary);
     page.heading(&format!(
         "Difference, {}, with its 95 % interval over {} blocks of trials",
-        unit.name, summary.differences[0].blocks
+        unit.name, summary.differences[0].effect.blocks
     ));
-    let mut arm = "";
-    for difference in &summary.differences {
-        if arm != difference.arm {
-            arm = &difference.arm;
-            page.line(&format!(
-                "{} \u{2212} {}",
-                short(arm, 40),
-                short(&difference.baseline, 40)
-            ));
-        }
-        let interval = difference
-            .interval_ns
-            .map_or("\u{2013}".to_owned(), |(low_ns, high_ns)| {
-                format!("[{}, {}]", unit.signed(low_ns), unit.signed(high_ns))
-            });
+    let line = |indent: usize, what: &str, effect: &Effect| {
+        format!(
+            "{:indent$}{what:<6}{:>10}  {:<21} {}",
+            "",
+            unit.signed(effect.difference_ns),
+            text::interval(effect, unit, "\u{2013}"),
+            text::shown(effect)
+        )
+    };
+    for of_arm in summary.differences.chunk_by(|a, b| a.arm == b.arm) {
         page.line(&format!(
-            "  {:<6}{:>10}  {interval:<22}{}",
-            difference.statistic,
-            unit.signed(difference.difference_ns),
-            text::shown(difference)
+            "{} \u{2212} {}",
+            short(&of_arm[0].arm, 40),
+            short(&of_arm[0].baseline, 40)
         ));
+        for difference in of_arm {
+            page.line(&line(2, difference.statistic, &difference.effect));
+        }
+        let without = of_arm
+            .iter()
+            .filter_map(|each| Some((each.statistic, each.without_environment?)));
+        for (number, (statistic, effect)) in without.enumerate() {
+            if number == 0 {
+                page.styled(DIM, "  without environment causes");
+            }
+            page.styled(DIM, &line(2, statistic, &effect));
+        }
     }
 }
 
@@ -317,11 +332,17 @@ fn sweep(page: &mut Page, summary: &Summary) {
         "Latency from the intended start under each condition, {}; differences with their 95 % intervals",
         unit.name
     ));
+    // What the machine's mood adds hides most differences, and what it does at p99 is on the page.
+    let last = if summary.plan.probes {
+        "without environment"
+    } else {
+        "p99 \u{2212} baseline"
+    };
     page.styled(
         DIM,
         &format!(
-            "  {:<26}{:>8}{:>9}{:>9}  {:<27}{}",
-            "", "requests", "p50", "p99", "p50 \u{2212} baseline", "p99 \u{2212} baseline"
+            "  {:<26}{:>8}{:>9}{:>9}  {:<27}{last}",
+            "", "requests", "p50", "p99", "p50 \u{2212} baseline"
         ),
     );
     for condition in &summary.conditions {
@@ -333,26 +354,31 @@ fn sweep(page: &mut Page, summary: &Summary) {
             let Some(arm) = summary.arms.get(&cell.name) else {
                 continue;
             };
-            let difference = |statistic| text::with_interval(summary, &cell.name, statistic, unit);
+            let difference = |statistic| text::difference_of(summary, &cell.name, statistic);
+            let effect = |of: Option<Effect>| text::with_interval(of, unit);
             page.line(&format!(
                 "  {:<26}{:>8}{:>9}{:>9}  {:<27}{}",
                 short(&cell.arm, 25),
                 text::count(arm.requests),
                 unit.plain(arm.percentiles_ns.p50),
                 unit.plain(arm.percentiles_ns.p99),
-                difference("p50"),
-                difference("p99"),
+                effect(difference("p50").map(|each| each.effect)),
+                if summary.plan.probes {
+                    effect(difference("p50").and_then(|each| each.without_environment))
+                } else {
+                    effect(difference("p99").map(|each| each.effect))
+                }
             ));
-            if let Some(why) = &cell.saturated {
-                let chief = cell.chief.map_or(String::new(), |(line, share)| {
-                    format!("; {} of all latency is {line}", text::percent(share))
-                });
-                page.wrapped("      not to be quoted: ", &format!("{why}{chief}"));
+            if let Some(why) = text::not_to_be_quoted(cell) {
+                page.wrapped("      ", &why);
             }
             if !arm.errors.is_empty() {
                 page.wrapped("      failed, not in the figures: ", &text::errors(arm));
             }
         }
+    }
+    for (arm, shares) in text::shares(summary) {
+        page.wrapped("", &format!("{}: {shares}", text::shares_of(arm, summary)));
     }
 }
 
@@ -380,6 +406,31 @@ fn null(page: &mut Page, summary: &Summary) {
     }
 }
 
+fn known_shifts(page: &mut Page, summary: &Summary) {
+    let Some(first) = summary.known_shifts.first() else {
+        return;
+    };
+    let unit = Unit::of(summary);
+    page.heading(&format!(
+        "Known computing added to the server, found again, {}, over {} blocks of trials",
+        unit.name, first.effect.blocks
+    ));
+    for each in &summary.known_shifts {
+        page.wrapped(
+            &format!("  {:<26}", short(&each.arm, 25)),
+            &format!(
+                "p50 {}: {} {}; {} of {} intervals over {} blocks hold it (nominal 95 %)",
+                text::difference(each.shift_ns.cast_signed()),
+                unit.signed(each.effect.difference_ns),
+                text::interval(&each.effect, unit, ""),
+                each.covered,
+                each.comparisons,
+                each.blocks_each
+            ),
+        );
+    }
+}
+
 fn trials(page: &mut Page, summary: &Summary) {
     let unit = Unit::of(summary);
     if summary.arms.values().all(|arm| arm.trials.is_empty()) {
@@ -398,7 +449,7 @@ fn trials(page: &mut Page, summary: &Summary) {
         let p99s: Vec<_> = arm
             .trials
             .iter()
-            .map(|trial| format!("{:>9}", unit.plain(trial.percentiles_ns.p99)))
+            .map(|trial| format!(" {:>8}", unit.plain(trial.percentiles_ns.p99)))
             .collect();
         // Unbroken runs of digits and spaces: wrapped by count, not by word.
         for (row, chunk) in p99s.chunks(8).enumerate() {
@@ -744,6 +795,7 @@ mod tests {
             fixtures::seven_arms(),
             fixtures::empty(),
             fixtures::one_arm(),
+            fixtures::sweep(),
         ] {
             let text = plain(&sample);
             for line in text.lines() {
@@ -769,6 +821,7 @@ mod tests {
             "not shown: beyond 754.0 \u{b5}s is excluded; 533.0 \u{b5}s is detectable",
             "mean 4 %, p50 4 %",
             "without environment causes",
+            "p50 +50.00 \u{b5}s: +0.051 [+0.049, +0.053]; 188 of 200 intervals over 5 blocks hold it",
             "server.run_queue",
             "retransmit.syn by drop: NETFILTER_DROP: 100 % of the excess",
             "lost 12 sched_switch",
@@ -777,6 +830,26 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{expected} missing in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_sweep_says_where_the_difference_drowns_and_what_is_not_to_be_quoted() {
+        let text = plain(&fixtures::sweep());
+        for expected in [
+            "1MB, 300 requests/s",
+            "not to be quoted: requests start up to 2.1 ms late (p99); 71 % of what made requests late is client.steal",
+            "x25519mlkem768 adds to its baseline's median, without environment causes: 3B +",
+            "1MB \u{2212}1 % (not shown)",
+        ] {
+            let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(flat.contains(expected), "{expected} missing in\n{text}");
+        }
+        let plan = text::plan(&fixtures::sweep().summary);
+        assert!(plan.contains("more than 7 % of a busy CPU"), "{plan}");
+        assert!(
+            plan.contains("(2 of x25519, 1 of x25519mlkem768), 1 of more"),
+            "{plan}"
+        );
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! How figures read, the same in the terminal and on the page.
 
-use super::summary::{ArmSummary, Difference, HostSummary, Percentiles, Summary};
+use super::summary::{
+    ArmSummary, CellSummary, Difference, Effect, HostSummary, Percentiles, SetAside, Summary,
+};
 use crate::record::manifest::Status;
 
 /// A duration with four significant digits and its unit: `812.4 µs`, `39.10 ms`.
@@ -68,10 +70,23 @@ pub(super) struct Unit {
 }
 
 impl Unit {
-    /// Milliseconds to the microsecond, unless the typical request takes only some microseconds.
+    /// Milliseconds to the microsecond, unless the typical request takes only some microseconds, or every arm takes seconds.
     pub(super) fn of(summary: &Summary) -> Self {
-        let medians_ns = summary.arms.values().map(|arm| arm.percentiles_ns.p50);
-        Self::for_median(medians_ns.max().unwrap_or(0))
+        let medians_ns = || {
+            let medians_ns = summary.arms.values().map(|arm| arm.percentiles_ns.p50);
+            medians_ns.filter(|&ns| ns > 0)
+        };
+        if medians_ns()
+            .min()
+            .is_some_and(|least_ns| least_ns >= 1_000_000_000)
+        {
+            return Self {
+                name: "s",
+                ns: 1e9,
+                decimals: 3,
+            };
+        }
+        Self::for_median(medians_ns().max().unwrap_or(0))
     }
 
     /// As [`Unit::of`], by the slowest median of what is in the table, ns.
@@ -155,16 +170,83 @@ pub(super) fn status(status: &Status) -> Option<String> {
     }
 }
 
-/// A cell's difference from its baseline with its interval and its share of the baseline's figure; empty for a baseline.
-pub(super) fn with_interval(summary: &Summary, cell: &str, statistic: &str, unit: Unit) -> String {
+/// A cell's difference from its baseline; `None` for a baseline.
+pub(super) fn difference_of<'a>(summary: &'a Summary, cell: &str, statistic: &str) -> Option<&'a Difference> {
     let mut differences = summary.differences.iter();
-    let Some(difference) = differences.find(|each| each.arm == cell && each.statistic == statistic) else {
-        return String::new();
+    differences.find(|each| each.arm == cell && each.statistic == statistic)
+}
+
+/// An effect with its interval; empty if there is none.
+pub(super) fn with_interval(effect: Option<Effect>, unit: Unit) -> String {
+    effect.map_or(String::new(), |effect| {
+        let figure = unit.signed(effect.difference_ns);
+        match interval(&effect, unit, "") {
+            none if none.is_empty() => figure,
+            interval => format!("{figure} {interval}"),
+        }
+    })
+}
+
+/// An effect's interval, or `none` of it.
+pub(super) fn interval(effect: &Effect, unit: Unit, none: &str) -> String {
+    effect.interval_ns.map_or(none.to_owned(), |(low_ns, high_ns)| {
+        format!("[{}, {}]", unit.signed(low_ns), unit.signed(high_ns))
+    })
+}
+
+/// What the arms that run under several conditions add to the median of their baseline, as shares of it: where an effect drowns in the
+/// rest. Without environment causes, where those are known. By arm.
+pub(super) fn shares(summary: &Summary) -> Vec<(&str, String)> {
+    let mut by_arm: Vec<(&str, Vec<String>)> = Vec::new();
+    for difference in summary.differences.iter().filter(|each| each.statistic == "p50") {
+        let cells = (
+            summary.arms.get(&difference.arm),
+            summary.arms.get(&difference.baseline),
+        );
+        let (Some(arm), Some(baseline)) = cells else {
+            continue;
+        };
+        let (effect, level_ns) = match difference.without_environment {
+            Some(effect) => (effect, baseline.counterfactual_ns.p50),
+            None => (difference.effect, baseline.percentiles_ns.p50),
+        };
+        if level_ns == 0 {
+            continue;
+        }
+        let share = effect.difference_ns as f64 / level_ns as f64 * 100.0;
+        let unsure = if effect.interval_ns.is_some_and(is_shown) {
+            ""
+        } else {
+            " (not shown)"
+        };
+        let sign = if effect.difference_ns < 0 { '\u{2212}' } else { '+' };
+        let text = format!("{} {sign}{:.0} %{unsure}", arm.condition, share.abs());
+        match by_arm.iter_mut().find(|(name, _)| *name == arm.arm) {
+            Some((_, texts)) => texts.push(text),
+            None => by_arm.push((&arm.arm, vec![text])),
+        }
+    }
+    let several = by_arm.into_iter().filter(|(_, texts)| texts.len() > 1);
+    several.map(|(name, texts)| (name, texts.join(", "))).collect()
+}
+
+/// What [`shares`] are, of one arm.
+pub(super) fn shares_of(arm: &str, summary: &Summary) -> String {
+    let without = if summary.plan.probes {
+        ", without environment causes"
+    } else {
+        ""
     };
-    let interval = difference.interval_ns.map_or(String::new(), |(low_ns, high_ns)| {
-        format!(" [{}, {}]", unit.signed(low_ns), unit.signed(high_ns))
+    format!("{arm} adds to its baseline's median{without}")
+}
+
+/// Why a cell is not to be quoted, with what made its requests late; `None` if it is.
+pub(super) fn not_to_be_quoted(cell: &CellSummary) -> Option<String> {
+    let why = cell.saturated.as_ref().or(cell.disturbed.as_ref())?;
+    let late_by = cell.late_by.map_or(String::new(), |(line, share)| {
+        format!("; {} of what made requests late is {line}", percent(share))
     });
-    format!("{}{interval}", unit.signed(difference.difference_ns))
+    Some(format!("not to be quoted: {why}{late_by}"))
 }
 
 /// Failed requests by kind.
@@ -175,8 +257,8 @@ pub(super) fn errors(arm: &ArmSummary) -> String {
 }
 
 /// What a difference comes to, in words.
-pub(super) fn shown(difference: &Difference) -> String {
-    let (Some(interval_ns), Some(detectable_ns)) = (difference.interval_ns, difference.detectable_ns) else {
+pub(super) fn shown(effect: &Effect) -> String {
+    let (Some(interval_ns), Some(detectable_ns)) = (effect.interval_ns, effect.detectable_ns) else {
         return "one block has no interval: raise --trials".to_owned();
     };
     let shown = shown_by(interval_ns, ["slower", "faster"]);
@@ -273,11 +355,40 @@ pub(super) fn host(host: &HostSummary) -> String {
     text
 }
 
+/// What was run again, as the end of a sentence.
+fn set_aside(aside: &SetAside) -> String {
+    let by_arm: Vec<String> = aside
+        .trials
+        .iter()
+        .map(|(name, trials)| format!("{trials} of {name}"))
+        .collect();
+    let mut text = format!(
+        "; trials in which the hypervisor took more than {} % of a busy CPU were set aside and run again ({})",
+        // A share such as 0.07 times 100 is no whole number.
+        (aside.steal_share_max * 1e6).round() / 1e4,
+        if by_arm.is_empty() {
+            "none".to_owned()
+        } else {
+            by_arm.join(", ")
+        }
+    );
+    for (count, what) in [
+        (aside.kept, "of more were kept after several attempts"),
+        (aside.unknown, "are without a figure for it"),
+    ] {
+        if count > 0 {
+            text += &format!(", {count} {what}");
+        }
+    }
+    text
+}
+
 /// What was asked for, in one sentence.
 pub(super) fn plan(summary: &Summary) -> String {
     let plan = &summary.plan;
+    let set_aside = summary.set_aside.as_ref().map_or(String::new(), set_aside);
     format!(
-        "{} trials per arm of {} s (warm-up {} s before each), {} requests/s, {} arrivals, seed {}",
+        "{} trials per arm of {} s (warm-up {} s before each), {} requests/s, {} arrivals, seed {}{set_aside}",
         plan.trials_per_arm,
         plan.duration_ns as f64 / 1e9,
         plan.warmup_ns as f64 / 1e9,

@@ -1,10 +1,14 @@
-//! An arm against itself: how often its own trials are said to differ.
+//! An arm against itself: how often its own trials are said to differ, and how often a shift that was put in on purpose is where an
+//! interval says.
 //!
 //! Neighbouring trials of one arm make a pair, and a coin says which of the two plays the other arm. Nothing differs but the machine's
 //! mood, so that every interval without 0 is a false alarm, and of many there should be as many as the confidence admits. More than
 //! that means that trials here are not alike enough, or not independent enough, for what the intervals promise.
+//!
+//! A known shift is drawn for from blocks that hold the arm with it and without. Comparisons share blocks, so that their number makes
+//! the count finer and not surer: that goes with the number of blocks.
 
-use rand::{RngExt as _, SeedableRng as _, rngs::Xoshiro256PlusPlus};
+use rand::{RngExt as _, SeedableRng as _, rngs::Xoshiro256PlusPlus, seq::IndexedRandom as _};
 
 use super::interval::Estimate;
 
@@ -32,6 +36,30 @@ pub fn false_alarms(figures: &[f64], seed: u64) -> Option<u32> {
         interval.is_some_and(|(low, high)| low > 0.0 || high < 0.0)
     };
     Some((0..COMPARISONS).filter(shows).count() as u32)
+}
+
+/// Blocks of each comparison in which a known shift is looked for: as many as a run has unless it is told otherwise.
+pub const BLOCKS_EACH: usize = 5;
+
+/// Of fewer blocks any five drawn are nearly the same blocks.
+const BLOCKS_MIN: usize = 15;
+
+/// How many of [`COMPARISONS`] intervals hold `truth`, each made from [`BLOCKS_EACH`] of `figures`, one per block; `None` with fewer than
+/// 15 of them.
+#[must_use]
+pub fn covered(figures: &[f64], truth: f64, seed: u64) -> Option<u32> {
+    if figures.len() < BLOCKS_MIN {
+        return None;
+    }
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let holds = |_: &u32| {
+        let drawn: [f64; BLOCKS_EACH] = figures
+            .sample_array(&mut random)
+            .expect("there are more than are drawn");
+        let interval = Estimate::of(&drawn).and_then(|estimate| estimate.interval());
+        interval.is_some_and(|(low, high)| low <= truth && truth <= high)
+    };
+    Some((0..COMPARISONS).filter(holds).count() as u32)
 }
 
 #[cfg(test)]
@@ -66,6 +94,21 @@ mod tests {
     #[test]
     fn a_machine_that_jumps_once_raises_fewer_and_not_more() {
         assert!(share(|trial| if trial == 21 { 50.0 } else { 0.0 }) < 0.05);
+    }
+
+    #[test]
+    fn a_shift_is_covered_as_often_as_the_intervals_say_and_another_is_not() {
+        let share = |truth: f64| {
+            let covered: u32 = (0..50)
+                .map(|seed| covered(&trials(seed, |_| 50.0), truth, seed).unwrap())
+                .sum();
+            f64::from(covered) / f64::from(50 * COMPARISONS)
+        };
+        // Sums of six uniform figures: mean 3, standard deviation 0.71.
+        let nominal = share(53.0);
+        assert!((nominal - 0.95).abs() < 0.02, "{nominal}");
+        assert!(share(55.0) < 0.3);
+        assert_eq!(covered(&[50.0; 14], 50.0, 1), None);
     }
 
     #[test]

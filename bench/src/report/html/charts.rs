@@ -6,7 +6,7 @@ use super::svg::{NsAxis, arm_colour, arm_legend, bar, escape, line_legend, ms, p
 use crate::{
     attribute::ledger::Line,
     report::{
-        summary::{ArmSummary, Decomposition, Difference, Summary},
+        summary::{ArmSummary, Decomposition, Difference, Effect, Summary},
         text,
     },
 };
@@ -342,17 +342,22 @@ pub(super) fn effects(out: &mut String, summary: &Summary) {
         .iter()
         .filter(|difference| difference.statistic == "p50")
         .collect();
-    let ends = |difference: &Difference| {
-        let ns = difference.difference_ns;
-        let (low, high) = difference.interval_ns.unwrap_or((ns, ns));
+    let ends = |effect: &Effect| {
+        let ns = effect.difference_ns;
+        let (low, high) = effect.interval_ns.unwrap_or((ns, ns));
         (low as f64, high as f64)
     };
-    let least = rows.iter().map(|row| ends(row).0).fold(0.0, f64::min);
-    let most = rows.iter().map(|row| ends(row).1).fold(0.0, f64::max);
+    let all = || {
+        let both = rows.iter();
+        both.flat_map(|row| [Some(row.effect), row.without_environment])
+            .flatten()
+    };
+    let least = all().map(|effect| ends(&effect).0).fold(0.0, f64::min);
+    let most = all().map(|effect| ends(&effect).1).fold(0.0, f64::max);
     if most <= least {
         return;
     }
-    const ROW: f64 = 24.0;
+    const ROW: f64 = 28.0;
     // The longest name, and a difference in figures.
     let (left, right) = (330.0, 110.0);
     let scale = (WIDTH - left - right) / (most - least);
@@ -366,7 +371,11 @@ pub(super) fn effects(out: &mut String, summary: &Summary) {
     );
     for (row, difference) in rows.into_iter().enumerate() {
         let y = ROW * row as f64 + 12.0;
-        let (low, high) = ends(difference);
+        let right_end = [Some(difference.effect), difference.without_environment]
+            .iter()
+            .flatten()
+            .map(|effect| ends(effect).1)
+            .fold(f64::MIN, f64::max);
         let arm = summary.arms.get(&difference.arm);
         let position = summary
             .plan
@@ -374,19 +383,28 @@ pub(super) fn effects(out: &mut String, summary: &Summary) {
             .iter()
             .position(|each| arm.is_some_and(|arm| arm.arm == each.name()));
         let colour = arm_colour(position.unwrap_or(0));
-        let value = text::difference(difference.difference_ns);
+        let value = text::difference(difference.effect.difference_ns);
+        let mut interval = |effect: &Effect, y: f64, width: f64, radius: f64| {
+            let (low, high) = ends(effect);
+            put!(
+                out,
+                "<line x1=\"{:.1}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"{colour}\" \
+                 stroke-width=\"{width}\"/><circle cx=\"{:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"{colour}\"/>",
+                x(low),
+                x(high),
+                x(effect.difference_ns as f64)
+            );
+        };
+        interval(&difference.effect, y, 3.0, 4.5);
+        if let Some(effect) = &difference.without_environment {
+            interval(effect, y + 8.0, 1.2, 2.5);
+        }
         put!(
             out,
-            "<text x=\"0\" y=\"{:.1}\">{}</text><line x1=\"{:.1}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"{colour}\" \
-             stroke-width=\"3\"/><circle cx=\"{:.1}\" cy=\"{y:.1}\" r=\"4.5\" fill=\"{colour}\"/><text x=\"{:.1}\" \
-             y=\"{:.1}\">{value}</text>",
+            "<text x=\"0\" y=\"{0:.1}\">{1}</text><text x=\"{2:.1}\" y=\"{0:.1}\">{value}</text>",
             y + 4.0,
             escape(&difference.arm),
-            x(low),
-            x(high),
-            x(difference.difference_ns as f64),
-            x(high) + 8.0,
-            y + 4.0
+            x(right_end) + 8.0
         );
     }
     out.push_str("</svg></div>");
