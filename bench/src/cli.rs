@@ -520,9 +520,10 @@ impl RunArgs {
             ServerName::Nginx => "-nginx",
             ServerName::Adopted => "-adopted",
         };
+        let null = if self.null { "-null" } else { "" };
         Ok(RunOptions {
             plan: Plan {
-                scenario: format!("{}{server}", scenario.name),
+                scenario: format!("{}{server}{null}", scenario.name),
                 arms,
                 trials_per_arm,
                 rate_hz: self.rate.or(scenario.rate_hz).unwrap_or(usual::RATE_HZ),

@@ -60,6 +60,13 @@ pub struct Facts {
     pub differences_p50: Vec<(i64, (i64, i64))>,
 }
 
+impl Facts {
+    /// Whether it is a sweep over rates of which none can be quoted: then there are no requests to judge.
+    fn only_capacity(&self) -> bool {
+        self.capacity.is_some() && self.attempts == 0
+    }
+}
+
 /// What a cell's load did to both sides; shares are 0 to 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
@@ -176,13 +183,15 @@ fn of_the_run(facts: &Facts) -> Vec<Verdict> {
     } else {
         facts.errors as f64 / facts.attempts as f64
     };
-    rule(
-        "errors",
-        share <= ERROR_SHARE_MAX && facts.attempts > 0,
-        format!("{} of {} requests failed", facts.errors, facts.attempts),
-        "Failed requests have no latency, and their absence flatters the tail. See the kinds of error, and lower --rate if \
-         they are time-outs or refusals.",
-    );
+    if !facts.only_capacity() {
+        rule(
+            "errors",
+            share <= ERROR_SHARE_MAX && facts.attempts > 0,
+            format!("{} of {} requests failed", facts.errors, facts.attempts),
+            "Failed requests have no latency, and their absence flatters the tail. See the kinds of error, and lower --rate if \
+             they are time-outs or refusals.",
+        );
+    }
     rule(
         "group",
         facts.wrong_group == 0,
@@ -301,13 +310,15 @@ fn of_the_figures(facts: &Facts) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     let mut rule = |rule, ok, figure, text: &str| verdicts.push(Verdict::new(rule, ok, figure, text));
     let beyond = (facts.samples as f64 * (1.0 - facts.highest_quantile) + 1e-9) as u64;
-    rule(
-        "samples for the tail",
-        beyond >= SAMPLES_BEYOND,
-        format!("{beyond} samples beyond p{}", percentile(facts.highest_quantile)),
-        "With fewer than 10 samples beyond it, a percentile is a matter of chance. Raise --trials, --duration or --rate, or ask for a \
-         lower one (--percentile).",
-    );
+    if !facts.only_capacity() {
+        rule(
+            "samples for the tail",
+            beyond >= SAMPLES_BEYOND,
+            format!("{beyond} samples beyond p{}", percentile(facts.highest_quantile)),
+            "With fewer than 10 samples beyond it, a percentile is a matter of chance. Raise --trials, --duration or --rate, or ask \
+             for a lower one (--percentile).",
+        );
+    }
     if facts.compares {
         rule(
             "trials",
@@ -392,6 +403,57 @@ mod tests {
             .filter(|verdict| !verdict.ok)
             .map(|verdict| verdict.rule)
             .collect()
+    }
+
+    #[test]
+    fn what_the_hypervisor_delays_is_disturbed_and_what_the_rate_does_is_saturated() {
+        let late = |line| Load {
+            attempts: 1_000,
+            errors: 0,
+            lateness_p99_ns: 2_000_000,
+            client_busy: Some(0.3),
+            server_busy: Some(0.2),
+            late_by: Some((line, 0.6)),
+        };
+        assert!(matches!(
+            unquotable(&late(CLIENT_STEAL)),
+            Some(Unquotable::Disturbed(_))
+        ));
+        assert!(matches!(
+            unquotable(&late("client.other_work")),
+            Some(Unquotable::Saturated(_))
+        ));
+        let both = Load {
+            client_busy: Some(0.9),
+            ..late(CLIENT_STEAL)
+        };
+        let Some(Unquotable::Saturated(why)) = unquotable(&both) else {
+            panic!("a busy load generator is saturated, whatever the hypervisor does");
+        };
+        assert!(why.contains("90 % busy") && why.contains("2.0 ms late"), "{why}");
+        let in_time = Load {
+            lateness_p99_ns: 0,
+            late_by: None,
+            ..both
+        };
+        assert_eq!(
+            unquotable(&Load {
+                client_busy: Some(0.3),
+                ..in_time
+            }),
+            None
+        );
+    }
+
+    #[test]
+    fn a_sweep_without_a_rate_to_quote_fails_for_that_alone() {
+        let facts = Facts {
+            attempts: 0,
+            samples: 0,
+            capacity: Some(vec![("x25519".to_owned(), 0.0, None)]),
+            ..good()
+        };
+        assert_eq!(failed(&facts), ["rates to quote"]);
     }
 
     #[test]

@@ -203,6 +203,7 @@ fn an_arm_against_itself_is_compared_200_times() {
         results.path(),
         "--rate 30 --duration 500ms --warmup 50ms --null --known-shift 10ms",
     );
+    assert_eq!(manifest.plan.scenario, "fresh-handshake-null");
     assert_eq!(manifest.trials.len(), 32);
     assert_eq!(summary["null"][0]["comparisons"], 200);
     let shifts = summary["known_shifts"].as_array().unwrap();

@@ -341,7 +341,7 @@ fn sweep(page: &mut Page, summary: &Summary) {
     page.styled(
         DIM,
         &format!(
-            "  {:<26}{:>8}{:>9}{:>9}  {:<27}{last}",
+            "  {:<28}{:>8}{:>9}{:>9}  {:<27}{last}",
             "", "requests", "p50", "p99", "p50 \u{2212} baseline"
         ),
     );
@@ -357,8 +357,8 @@ fn sweep(page: &mut Page, summary: &Summary) {
             let difference = |statistic| text::difference_of(summary, &cell.name, statistic);
             let effect = |of: Option<Effect>| text::with_interval(of, unit);
             page.line(&format!(
-                "  {:<26}{:>8}{:>9}{:>9}  {:<27}{}",
-                short(&cell.arm, 25),
+                "  {:<28}{:>8}{:>9}{:>9}  {:<27}{}",
+                short(&cell.arm, 27),
                 text::count(arm.requests),
                 unit.plain(arm.percentiles_ns.p50),
                 unit.plain(arm.percentiles_ns.p99),

@@ -1,6 +1,6 @@
 //! Swim-lanes: who ran, who waited and what crossed the wire around one request.
 
-use std::{cmp::Reverse, fmt::Write as _};
+use std::{cmp::Reverse, collections::BTreeMap, fmt::Write as _};
 
 use super::svg::{escape, put, ticks};
 use crate::report::{
@@ -18,8 +18,10 @@ const LABEL: f64 = 12.0;
 const LABEL_ROWS: usize = 3;
 /// Spans narrower than this are drawn as wide, pixels.
 const TINY: f64 = 0.8;
-/// At most about one of those in this many pixels.
-const TINY_PLACE: f64 = 2.0;
+/// Spans narrower than this share their place with their neighbours, pixels.
+const SMALL: f64 = 2.0;
+/// One of those in this many pixels.
+const SMALL_PLACE: f64 = 4.0;
 /// Pixels per character, on the safe side of an 11 px sans.
 const CHARACTER: f64 = 6.0;
 
@@ -155,22 +157,25 @@ fn strip(out: &mut String, lanes: &SwimLanes, from_ns: i64, to_ns: i64) {
             bar_top + 14.0,
             escape(&fit(&lane.name, LEFT - 6.0))
         );
-        let mut tiny: Option<(u32, i64)> = None;
+        // A busy lane has thousands of these on the same pixels: the longest of each place stands for them.
+        let mut small: BTreeMap<u32, &LaneSpan> = BTreeMap::new();
+        let mut draw = |span: &LaneSpan| draw_span(out, span, [x(span.start_ns), x(span.end_ns), bar_top]);
         for span in &lane.spans {
             if span.end_ns <= from_ns || span.start_ns >= to_ns {
                 continue;
             }
             let (left, right) = (x(span.start_ns), x(span.end_ns));
-            if right - left < TINY {
-                // A busy lane has thousands of these on the same pixels: the longest of each place stands for them.
-                let (place, length_ns) = ((left / TINY_PLACE) as u32, span.end_ns - span.start_ns);
-                if tiny.is_some_and(|(last, longest_ns)| last == place && longest_ns >= length_ns) {
-                    continue;
-                }
-                tiny = Some((place, length_ns));
+            if right - left >= SMALL {
+                draw(span);
+                continue;
             }
-            draw_span(out, span, [left, right, bar_top]);
+            let longest = small.entry((left / SMALL_PLACE) as u32).or_insert(span);
+            if span.end_ns - span.start_ns > longest.end_ns - longest.start_ns {
+                *longest = span;
+            }
         }
+        // Last, so that they lie on top.
+        small.into_values().for_each(&mut draw);
         for label in labels {
             let text_y = label.row.map(|row| bar_top - 4.0 - (row as f64) * LABEL);
             put!(
