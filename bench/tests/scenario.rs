@@ -206,14 +206,12 @@ fn an_arm_against_itself_is_compared_200_times() {
     assert_eq!(manifest.plan.scenario, "fresh-handshake-null");
     assert_eq!(manifest.trials.len(), 32);
     assert_eq!(summary["null"][0]["comparisons"], 200);
-    let shifts = summary["known_shifts"].as_array().unwrap();
-    let p50 = shifts.iter().find(|each| each["statistic"] == "p50").unwrap();
+    let shift = &summary["known_shifts"][0];
     assert_eq!(
-        (&p50["shift_ns"], &p50["blocks"]),
-        (&10_000_000.into(), &16.into())
+        (&shift["shift_ns"], &shift["blocks"], &shift["comparisons"]),
+        (&10_000_000.into(), &16.into(), &200.into())
     );
-    assert!(p50["interval_ns"][0].as_i64().unwrap() > 0, "{p50}");
-    assert!(p50["covered"].as_u64().unwrap() <= 200, "{p50}");
+    assert!(shift["interval_ns"][0].as_i64().unwrap() > 0, "{shift}");
 }
 
 #[test]
