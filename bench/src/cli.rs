@@ -118,7 +118,8 @@ pub struct RunArgs {
     #[arg(long, conflicts_with = "until")]
     pub null: bool,
     /// With --null: also run the arm with this much computing added to each handshake in the server, for example 50us. Of 200 comparisons
-    /// of five blocks, how many intervals hold it?
+    /// of five blocks, how many intervals at the median hold it? Add little at a low rate: what waits behind another's addition gains
+    /// more than its own.
     #[arg(long, requires = "null", value_parser = known_shift)]
     pub known_shift: Option<Duration>,
     /// Arms, the first being the baseline [default: the scenario's, else x25519,x25519mlkem768].

@@ -44,7 +44,9 @@ pub fn render(summary: &Summary, outliers: &[Outlier], swim_lanes: &[SwimLanes])
         section(
             out,
             "Conditions",
-            if summary.plan.probes {
+            if summary.differences.is_empty() {
+                "Each condition by itself."
+            } else if summary.plan.probes {
                 "What each arm adds to the baseline, the first of its condition, at the median, with the 95 % interval over trials; \
                  thin: the same without environment causes."
             } else {
@@ -231,22 +233,31 @@ fn comparison(out: &mut String, summary: &Summary, arms: &[(&str, &ArmSummary)])
     out.push_str("</table></div>");
 }
 
+/// Headings of the differences in the table of conditions.
+const EFFECTS: [&str; 2] = [
+    "<th class=\"n\">p50 \u{2212} baseline</th>",
+    "<th class=\"n\">p99 \u{2212} baseline</th>",
+];
+
 /// Cells that one chart can show.
 const ARMS_MAX: usize = 7;
 
 fn sweep(out: &mut String, summary: &Summary) {
     let unit = Unit::of(summary);
+    // With one arm under each condition nothing is compared.
+    let (p50_and_p99, without) = match (summary.differences.is_empty(), summary.plan.probes) {
+        (true, _) => (["", ""], ""),
+        (false, true) => (EFFECTS, "<th class=\"n\">without environment causes</th>"),
+        (false, false) => (EFFECTS, ""),
+    };
     put!(
         out,
-        "<div class=\"scroll\"><table><tr><th>condition</th><th>arm</th><th class=\"n\">requests</th><th class=\"n\">p50, {0}</th>\
-         <th class=\"n\">p99</th><th class=\"n\">p50 \u{2212} baseline</th>{1}<th class=\"n\">p99 \u{2212} baseline</th>{1}\
-         <th class=\"n\">requests/s</th><th class=\"n\">client busy</th><th class=\"n\">server busy</th><th></th></tr>",
+        "<div class=\"scroll\"><table><tr><th>condition</th><th>arm</th><th class=\"n\">requests</th><th class=\"n\">p50, {}</th>\
+         <th class=\"n\">p99</th>{}{without}{}{without}<th class=\"n\">requests/s</th><th class=\"n\">client busy</th>\
+         <th class=\"n\">server busy</th><th></th></tr>",
         unit.name,
-        if summary.plan.probes {
-            "<th class=\"n\">without environment causes</th>"
-        } else {
-            ""
-        }
+        p50_and_p99[0],
+        p50_and_p99[1]
     );
     let busy = |share: Option<f64>| share.map_or("\u{2013}".to_owned(), text::percent);
     for condition in &summary.conditions {
@@ -255,6 +266,9 @@ fn sweep(out: &mut String, summary: &Summary) {
                 continue;
             };
             let effects = |statistic| {
+                if summary.differences.is_empty() {
+                    return String::new();
+                }
                 let difference = text::difference_of(summary, &cell.name, statistic);
                 let effect = text::with_interval(difference.map(|each| each.effect), unit);
                 let mut cells = format!("<td class=\"n\">{effect}</td>");
